@@ -28,7 +28,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import first_ones, warn
-from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.messages.progress_bar import image_bar
 from sat_tf.qat.policy import BitPolicy
 
 # What of the memory of a forward pass the gradients of gradients need beside it.

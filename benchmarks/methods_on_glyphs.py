@@ -33,8 +33,7 @@ from rates import at_best_rate, best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
 from sat_tf.files import written_whole
-from sat_tf.messages import RunError
-from sat_tf.presentation import charts
+from sat_tf.messages import RunError, charts
 from sat_tf.training.run_folder import RunFolder
 
 RATES = (0.4, 0.8, 1.6)  # of batches of 256 images

@@ -34,7 +34,7 @@ from rows import as_table, read_csv, write_csv
 import sat_tf
 from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.exact.tflite.contents import read_contents
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 
 # The systems that estimates are for: the NPU and the memory of its weights. The compiler takes
 # those of the first three by default.

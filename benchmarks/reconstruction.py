@@ -55,7 +55,7 @@ from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
 from sat_tf.files import written_whole
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 from sat_tf.qat.reconstruction.fit import soft_divergence
 
 _BATCH_SIZE = 32

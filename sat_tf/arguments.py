@@ -1,7 +1,7 @@
 """Arguments: whether a function takes `training`, and whether a value is a number.
 
 The module needs Python alone: quantized layers on another backend of Keras load it, where pydantic,
-which `sat_tf.validation` needs, may be missing.
+which `sat_tf.messages.validation` needs, may be missing.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.files import read_text, renamed_when_done
 from sat_tf.messages import RunError, first_ones
-from sat_tf.validation import describe
+from sat_tf.messages.validation import describe
 
 _Kind = TypeVar("_Kind")
 

@@ -12,7 +12,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure as Picture
 
 from sat_tf.files import written_whole
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 
 
 class Comparison(NamedTuple):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure as Picture
 
 from benchmarks.paper.figure import Comparison, Figure
 from sat_tf.core import pact
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 from sat_tf.qat.walk import as_graph
 
 

@@ -13,7 +13,7 @@ from benchmarks.paper.figure import Comparison, Figure, depths, plain_ticks
 from benchmarks.paper.variances import SAMPLES, clamping_ratio, gaussian
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 from sat_tf.training import data, models
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.kappa import kappa_0

@@ -24,8 +24,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.paper.claims import CHAPTERS, CLAIMS, OF_PAPER, Claim, Top1, Verdict, by_row, judge
 from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.files import written_whole
-from sat_tf.messages import ProblemsError, RunError
-from sat_tf.presentation import charts
+from sat_tf.messages import ProblemsError, RunError, charts
 from sat_tf.training import reproduction as paper_run
 from sat_tf.training import run_folder
 from sat_tf.training.reproduction import Job, Outcome, plan, read_outcomes

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.paper.figure import Comparison, Figure, plain_ticks
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 
 NEURONS = (16, 32, 64, 128, 256, 512, 1000, 2048, 4096)
 SAMPLES = 100

@@ -27,7 +27,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference, check_one_of_each
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError, did_you_mean
-from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.messages.progress_bar import image_bar
 from sat_tf.qat.calibrate import calibrate, float_weights
 from sat_tf.qat.configs import make_variables
 from sat_tf.qat.images import expect_num_images

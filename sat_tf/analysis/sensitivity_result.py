@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.arguments import is_number
+from sat_tf.messages import charts
+from sat_tf.messages.charts import Mark, write_overlay
+from sat_tf.messages.tables import Column, RowTable, Table
 from sat_tf.planning.plan import Plan
-from sat_tf.presentation import charts
-from sat_tf.presentation.charts import Mark, write_overlay
-from sat_tf.presentation.tables import Column, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from sat_tf.exact.targets.processors import saved_target
 from sat_tf.exact.tflite.metadata import checked_metadata, lines_of
 from sat_tf.files import check_writable, read_bytes, read_text
 from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
+from sat_tf.messages.tables import marked_text
 from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
 
 # Files with these endings would replace those of a run, or models.

@@ -23,6 +23,7 @@ from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.tflite.tensors import Image
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
+from sat_tf.messages.validation import Positive, option
 from sat_tf.pictures import (
     CALIBRATION_IMAGES,
     DECODER,
@@ -32,7 +33,6 @@ from sat_tf.pictures import (
     spread_evenly,
 )
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.validation import Positive, option
 
 if TYPE_CHECKING:
     import tf_keras as keras

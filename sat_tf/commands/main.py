@@ -26,7 +26,7 @@ from sat_tf.messages import (
     say,
     shown,
 )
-from sat_tf.presentation.terminal import make_console
+from sat_tf.messages.terminal import make_console
 from sat_tf.version import __version__
 
 _FAILED = 1

@@ -17,8 +17,8 @@ from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import add_trust, check_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, did_you_mean, value_errors_as_run_errors
+from sat_tf.messages.validation import option
 from sat_tf.output_folder import QUANTIZED_MODEL, OutputFolder
-from sat_tf.validation import option
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -16,7 +16,7 @@ from sat_tf.exact.targets.processors import (
 )
 from sat_tf.files import check_writable
 from sat_tf.messages import ProblemsError
-from sat_tf.validation import Seed, option
+from sat_tf.messages.validation import Seed, option
 
 
 def add_resume(parser: Parser) -> None:

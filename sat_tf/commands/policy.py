@@ -14,9 +14,9 @@ from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS, range_problem
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, problems_of, say
+from sat_tf.messages.validation import Bits, option
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
-from sat_tf.validation import Bits, option
 from sat_tf.yaml_text import load_yaml
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from sat_tf.exact.top_k import classes_of
 from sat_tf.export.lowering.pipeline import snap_biases
 from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
+from sat_tf.messages.progress_bar import image_bar
+from sat_tf.messages.tables import Marked, marked_text
 from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.calibrate import calibrate
 from sat_tf.qat.finetune import FineTuned, finetune
 from sat_tf.qat.images import fed_batches

@@ -17,10 +17,10 @@ from sat_tf.commands.verification_table import conclude
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
+from sat_tf.messages.tables import Marked, marked_text, points
+from sat_tf.messages.validation import Count, PositiveNumber, option
 from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
-from sat_tf.presentation.tables import Marked, marked_text, points
 from sat_tf.report.results import Results
-from sat_tf.validation import Count, PositiveNumber, option
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -12,7 +12,7 @@ from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy
 from sat_tf.messages import RunError
-from sat_tf.validation import option
+from sat_tf.messages.validation import option
 
 DESCRIPTION = """\
 Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,

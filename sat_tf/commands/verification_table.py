@@ -7,7 +7,7 @@ from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.page import codes_differing, runtime_table
 from sat_tf.messages import in_one_line, say
-from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
+from sat_tf.messages.tables import Column, Marked, Table, digits, marked_text
 
 _MOST_TENSORS_LISTED = 10
 

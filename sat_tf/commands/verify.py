@@ -38,6 +38,7 @@ from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
+from sat_tf.messages.tables import Column, Marked, Table, digits, marked_text
 from sat_tf.output_folder import (
     CERTIFICATE,
     FLOAT_MODEL,
@@ -45,7 +46,6 @@ from sat_tf.output_folder import (
     TFLITE_MODEL,
     OutputFolder,
 )
-from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -21,8 +21,8 @@ from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.top_k import top_hits
 from sat_tf.messages import ProblemsError
-from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.validation import Positive, check
+from sat_tf.messages.progress_bar import image_bar
+from sat_tf.messages.validation import Positive, check
 
 _Result = TypeVar("_Result")
 _MOST_AT_ONCE = 16

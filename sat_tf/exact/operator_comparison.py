@@ -24,8 +24,8 @@ from sat_tf.exact.tflite.contents import StoredOperator, read_contents
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, some_of
 from sat_tf.files import write_text
 from sat_tf.messages import ProblemsError, first_ones, say
-from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import (
+from sat_tf.messages.progress_bar import image_bar
+from sat_tf.messages.tables import (
     Cell,
     Column,
     Marked,

@@ -46,7 +46,7 @@ from sat_tf.files import check_writable, written_whole
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError, first_ones
-from sat_tf.presentation.tables import Column, Displayed, Marked, Table, digits
+from sat_tf.messages.tables import Column, Displayed, Marked, Table, digits
 from sat_tf.qat.model_class import processor_of
 
 _WARM_UP = 2

@@ -21,8 +21,8 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
+from sat_tf.messages.progress_bar import image_bar
 from sat_tf.pictures import CALIBRATION_IMAGES
-from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
     RangeStatistics,

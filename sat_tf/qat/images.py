@@ -18,8 +18,8 @@ from sat_tf.arguments import is_integer
 from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph.network import Network
 from sat_tf.messages import first_ones, reason_of
+from sat_tf.messages.progress_bar import Advance
 from sat_tf.pictures import open_pictures
-from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
 
 # An array of all images is kept in a file if it is larger.

@@ -24,6 +24,7 @@ from sat_tf.exact.tflite.input_range import (
     range_problem,
 )
 from sat_tf.messages import behind
+from sat_tf.messages.validation import STRICT, describe, one_of, refuse, worded
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
     GRID_NAMES,
@@ -45,7 +46,6 @@ from sat_tf.qat.policy_fields import (
     quantizer_problems,
     warn_of,
 )
-from sat_tf.validation import STRICT, describe, one_of, refuse, worded
 
 # The bits of the command, and of every function of Python, where none are given.
 USUAL_BITS = 8

@@ -9,9 +9,9 @@ from pydantic import Field, PlainValidator
 from sat_tf.core.grid import AUTOMATIC, GRIDS, is_bits
 from sat_tf.exact.tflite.input_range import plain_range, range_problem, type_problem
 from sat_tf.messages import warn
+from sat_tf.messages.validation import plain
 from sat_tf.quantizers import table
 from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS, WeightRequest
-from sat_tf.validation import plain
 
 # The range of an input where nobody gives one. It is known by its identity, so that `requantize`
 # can tell a policy that leaves a model its range from one that gives it another.

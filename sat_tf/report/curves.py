@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from sat_tf.messages import printable
-from sat_tf.presentation.charts import BLUE, GREY, ORANGE, PURPLE, figure
-from sat_tf.presentation.tables import Cell, Column, Table, plain
+from sat_tf.messages.charts import BLUE, GREY, ORANGE, PURPLE, figure
+from sat_tf.messages.tables import Cell, Column, Table, plain
 
 LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
 # The charts of metrics, by their titles: the factor on values, and the settings of the axes.

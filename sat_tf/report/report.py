@@ -18,8 +18,8 @@ from sat_tf.exact.tflite.metadata import lines_of
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
+from sat_tf.messages.tables import Column, Marked, Table, digits, percent, plain, render
 from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render
 from sat_tf.qat.finetune import FineTuned
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, Metric, epochs_table, learning_curves

@@ -10,8 +10,7 @@ from sat_tf import output_folder
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.rules import CODES, kind_of_loss, sentence
 from sat_tf.exact.top_k import AGREEMENT, TOP1, Score
-from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.tables import (
+from sat_tf.messages.tables import (
     Cell,
     Column,
     Displayed,
@@ -21,6 +20,7 @@ from sat_tf.presentation.tables import (
     percent,
     points,
 )
+from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.reconstruction.fitted import Fitted
 
 # The models that a run measures, by the prefix of their results.

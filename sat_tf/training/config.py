@@ -20,6 +20,7 @@ from pydantic import (
 
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
+from sat_tf.messages.validation import Count, Positive, Seed, describe, refuse
 from sat_tf.output_folder import run_name
 from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.qat.policy import BitPolicy
@@ -33,7 +34,6 @@ from sat_tf.training.config_sections import (
     TrainingConfig,
 )
 from sat_tf.training.data.folders import median_side, read_tree
-from sat_tf.validation import Count, Positive, Seed, describe, refuse
 from sat_tf.yaml_text import Dumper, load_yaml
 
 _FEWEST_CALIBRATION_IMAGES = 64

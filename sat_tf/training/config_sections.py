@@ -10,9 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from sat_tf.arguments import is_number
-from sat_tf.training.data import DATA_SETS, is_in_memory
-from sat_tf.training.models import MODELS
-from sat_tf.validation import (
+from sat_tf.messages.validation import (
     STRICT,
     Bits,
     Count,
@@ -22,6 +20,8 @@ from sat_tf.validation import (
     one_of,
     refuse,
 )
+from sat_tf.training.data import DATA_SETS, is_in_memory
+from sat_tf.training.models import MODELS
 
 # No setting needs a larger number, and larger numbers overflow somewhere far from their key.
 _LARGEST = 2**32

@@ -15,12 +15,12 @@ from pydantic import Field
 
 from sat_tf.files import read_text
 from sat_tf.messages import did_you_mean
+from sat_tf.messages.validation import worded
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.config_sections import Section
-from sat_tf.validation import worded
 from sat_tf.yaml_text import load_yaml
 
 

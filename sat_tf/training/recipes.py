@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.presentation.tables import write_table
+from sat_tf.messages.tables import write_table
 from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, quantized_layers, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer

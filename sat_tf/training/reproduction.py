@@ -17,7 +17,7 @@ from rich.markup import escape
 from sat_tf import output_folder
 from sat_tf.files import read_text, written_whole
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
-from sat_tf.presentation.tables import Column, Marked, Table
+from sat_tf.messages.tables import Column, Marked, Table
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config

@@ -15,11 +15,11 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sat_tf.messages import ProblemsError, RunError, first_ones
+from sat_tf.messages.tables import digits, percent
+from sat_tf.messages.validation import describe
 from sat_tf.output_folder import CONFIG, FLOAT_MODEL, QUANTIZED_MODEL, REPORT, RESULTS, OutputFolder
-from sat_tf.presentation.tables import digits, percent
 from sat_tf.report.curves import ACCURACY, DECAYED, HELD_OUT, LEVEL, LOSS, RATE, TOP5, Metric
 from sat_tf.training.config import Config, read_config
-from sat_tf.validation import describe
 
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"

@@ -6,7 +6,7 @@ from benchmarks.paper.figure import as_table, depths
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.variances import clamping_ratio, gaussian, quantization_ratios
 from sat_tf.core.grid import GRIDS
-from sat_tf.presentation import charts
+from sat_tf.messages import charts
 from sat_tf.training import models
 from tests import reference
 from tests.benchmarks.test_kappa import classifier_alone, training_table

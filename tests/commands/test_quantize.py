@@ -20,7 +20,7 @@ from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.rules import FLOAT
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.input_range import NAMED
-from sat_tf.presentation.tables import Marked
+from sat_tf.messages.tables import Marked
 from sat_tf.report.results import Results
 from tests.training.small import (
     model_of_one_range,

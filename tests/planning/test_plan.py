@@ -8,8 +8,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.messages.charts import BIT_COLORS
 from sat_tf.planning.plan import Plan
-from sat_tf.presentation.charts import BIT_COLORS
 from sat_tf.qat.policy import BitPolicy
 from tests.planning.models import convolutions, residual, with_odd_activation
 

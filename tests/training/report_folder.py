@@ -8,7 +8,7 @@ from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.record import RuntimeCount, TensorCount
-from sat_tf.presentation.tables import write_table
+from sat_tf.messages.tables import write_table
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import write_layers
 from sat_tf.report.results import Results

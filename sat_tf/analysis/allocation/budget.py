@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from sat_tf.messages import ProblemsError, no_such
-from sat_tf.validation import PositiveNumber, find_problems, plain
+from sat_tf.messages.validation import PositiveNumber, find_problems, plain
 
 # HiGHS keeps limits to a part in a million. It stops within that distance of the optimum, which is
 # negligible for costs up to this; with larger ones it has to repair its solutions.

@@ -18,6 +18,7 @@ from sat_tf.exact.targets.ethos_u import TARGET_OF, compile_file, compiler_optio
 from sat_tf.export.export import export_tflite
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import ModelError, ProblemsError, first_ones, warn
+from sat_tf.messages.validation import argument_problems
 from sat_tf.planning.deployment import assume_ranges
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
@@ -26,7 +27,6 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.validation import argument_problems
 
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
 

@@ -10,7 +10,7 @@ import yaml
 from sat_tf.analysis.allocation.budget import LIMITS, Solution
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean
-from sat_tf.presentation.tables import Column, RowTable, Table, digits
+from sat_tf.messages.tables import Column, RowTable, Table, digits
 from sat_tf.qat.policy import BitPolicy
 
 _NONE = "-"

@@ -15,9 +15,9 @@ from sat_tf.exact.certificate.page import certificate_page, runtime_table
 from sat_tf.exact.certificate.record import CertificateRecord
 from sat_tf.files import check_writable, read_text, write_text
 from sat_tf.messages import ProblemsError
-from sat_tf.presentation.charts import BAD, GOOD, Mark, write_overlay
-from sat_tf.presentation.tables import Cell, Displayed, Marked, Table
-from sat_tf.validation import describe
+from sat_tf.messages.charts import BAD, GOOD, Mark, write_overlay
+from sat_tf.messages.tables import Cell, Displayed, Marked, Table
+from sat_tf.messages.validation import describe
 
 _Record = TypeVar("_Record")
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")

@@ -12,8 +12,8 @@ from sat_tf.exact.certificate.runtimes import PortabilityClaim, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
-from sat_tf.presentation.charts import histogram
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, render
+from sat_tf.messages.charts import histogram
+from sat_tf.messages.tables import Cell, Column, Marked, Table, digits, percent, render
 
 # The model that outputs are compared with, by its name in a certificate.
 _REFERENCE_TITLES = {"keras": "Keras", "simulation": "the simulation"}

@@ -49,7 +49,7 @@ from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.exact.tflite.tensors import Pixels, number_of
 from sat_tf.files import expect_path, read_bytes
 from sat_tf.messages import ProblemsError, kind_of
-from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.messages.progress_bar import image_bar
 from sat_tf.version import COMPUTING, __version__, installed_versions
 
 

@@ -26,7 +26,7 @@ from sat_tf.exact.certificate.record import (
 )
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, are_portable, runtime_title
 from sat_tf.exact.targets.processors import saved_processor
-from sat_tf.presentation.tables import Column, Marked, Table, points
+from sat_tf.messages.tables import Column, Marked, Table, points
 
 # The kinds of `Marked` that rules give, from the least severe on.
 _KINDS = NONE, PLAIN, GREEN, AMBER, RED = "", "plain", "good", "watch", "bad"

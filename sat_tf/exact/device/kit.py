@@ -24,7 +24,7 @@ from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import DEFAULT_TARGET
 from sat_tf.exact.tflite.tensors import number_of
 from sat_tf.files import NO_TIME, check_writable, expect_path, written_whole
-from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.messages.progress_bar import image_bar
 from sat_tf.version import __version__
 
 FORMAT = 1

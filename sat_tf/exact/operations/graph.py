@@ -21,7 +21,7 @@ from sat_tf.exact.tflite.tensors import (
     number_of,
     some_of,
 )
-from sat_tf.presentation.terminal import FittingTable, make_console
+from sat_tf.messages.terminal import FittingTable, make_console
 
 _LISTING_WIDTH = 160
 

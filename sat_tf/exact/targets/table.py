@@ -9,7 +9,7 @@ from sat_tf.exact.targets.constraints import Constraint
 from sat_tf.exact.targets.processors import PROCESSORS, Processor
 from sat_tf.exact.tflite.contents import Contents, StoredOperator
 from sat_tf.messages import first_ones
-from sat_tf.presentation.tables import Marked
+from sat_tf.messages.tables import Marked
 
 
 @dataclasses.dataclass(frozen=True)

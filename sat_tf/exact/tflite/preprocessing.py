@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from sat_tf.validation import STRICT, worded
+from sat_tf.messages.validation import STRICT, worded
 
 # Settings that the preprocessing of every model here has in common.
 _SHARED: Mapping[str, Any] = types.MappingProxyType(

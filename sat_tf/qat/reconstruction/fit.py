@@ -25,7 +25,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import RunError, warn
-from sat_tf.presentation.progress_bar import Progress
+from sat_tf.messages.progress_bar import Progress
 from sat_tf.qat.images import BATCH_SIZE, Images, Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer

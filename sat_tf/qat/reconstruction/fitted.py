@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import ConfigDict
 
 from sat_tf import output_folder
+from sat_tf.messages.tables import digits, percent
 from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.tables import digits, percent
 
 if TYPE_CHECKING:
     import tf_keras as keras

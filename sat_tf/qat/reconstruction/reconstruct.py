@@ -15,9 +15,10 @@ from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.files import check_writable
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError
+from sat_tf.messages.progress_bar import Progress, image_bar
+from sat_tf.messages.tables import Column, RowTable, Table, digits, percent
+from sat_tf.messages.validation import Count, Positive, find_problems
 from sat_tf.pictures import CALIBRATION_IMAGES
-from sat_tf.presentation.progress_bar import Progress, image_bar
-from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
@@ -40,7 +41,6 @@ from sat_tf.qat.reconstruction.fit import (
 )
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.values import COUNT
-from sat_tf.validation import Count, Positive, find_problems
 
 # The steps of the fit of a block.
 STEPS = 100

@@ -18,7 +18,7 @@ from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
-from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.messages.progress_bar import image_bar
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer

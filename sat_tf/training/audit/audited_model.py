@@ -12,8 +12,8 @@ from rich.console import Console
 
 from sat_tf.files import write_text
 from sat_tf.messages import first_ones, say
-from sat_tf.presentation.charts import dot_chart
-from sat_tf.presentation.tables import (
+from sat_tf.messages.charts import dot_chart
+from sat_tf.messages.tables import (
     Column,
     Marked,
     RowTable,

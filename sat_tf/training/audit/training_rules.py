@@ -14,7 +14,7 @@ import tf_keras as keras
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.files import check_writable, read_text, refusals_explained, write_text
 from sat_tf.messages import kind_of, reason_of
-from sat_tf.presentation.tables import write_table
+from sat_tf.messages.tables import write_table
 from sat_tf.qat.walk import as_graph
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.audited_model import Audit, Verdict, share_of

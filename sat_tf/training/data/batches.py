@@ -8,9 +8,9 @@ import tensorflow as tf
 from pydantic import Field
 
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.messages.validation import check
 from sat_tf.pictures import spread_evenly
 from sat_tf.training.data.source import NO_LABEL, ImageSet, ImageSource, Order
-from sat_tf.validation import check
 
 # The algorithm is named, because TensorFlow's default depends on the hardware.
 RANDOM = "philox"

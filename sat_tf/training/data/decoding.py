@@ -15,6 +15,7 @@ from sat_tf.exact.litert.processes import usable_cores
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.files import read_bytes
 from sat_tf.messages import ReadingError, in_one_line
+from sat_tf.messages.validation import Positive, check
 from sat_tf.pictures import DECODER, Pictures, pixels_of, spread_evenly
 from sat_tf.training.data.batches import (
     RANDOM,
@@ -32,7 +33,6 @@ from sat_tf.training.data.crops import (
     whole_picture,
 )
 from sat_tf.training.data.source import ImageSource, Order
-from sat_tf.validation import Positive, check
 
 _HELD_OUT_AT_ONCE = 32
 # Text that TensorFlow adds around its messages.

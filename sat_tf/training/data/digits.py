@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from sat_tf.messages.validation import Seed, checked
 from sat_tf.training.data.source import ImageSet
-from sat_tf.validation import Seed, checked
 
 NUM_CLASSES = 10
 _SCANNED_SIZE = 8

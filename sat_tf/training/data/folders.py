@@ -17,6 +17,7 @@ from sat_tf.exact.tflite.preprocessing import (
 )
 from sat_tf.files import MOST_BYTES
 from sat_tf.messages import ProblemsError, first_ones
+from sat_tf.messages.validation import Positive, checked
 from sat_tf.pictures import HELD_OUT, TRAIN, Pictures, open_pictures, opened, spread_evenly
 from sat_tf.training.data.source import (
     Area,
@@ -30,7 +31,6 @@ from sat_tf.training.data.source import (
     cache_folder,
     load_or_make,
 )
-from sat_tf.validation import Positive, checked
 
 # The number of pictures that are opened to learn the size of those in a set.
 _OPENED = 32

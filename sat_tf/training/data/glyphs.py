@@ -14,8 +14,8 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
+from sat_tf.messages.validation import Seed, checked, up_to
 from sat_tf.training.data.source import Arrays, Folder, ImageSet, cache_folder, load_or_make
-from sat_tf.validation import Seed, checked, up_to
 
 # Every family and every style is held out once, in a combination that training never sees.
 TEST_FACES = ("DejaVuSans-Bold", "DejaVuSansMono-Oblique", "DejaVuSerif", "DejaVuSerif-BoldItalic")

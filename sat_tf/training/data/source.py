@@ -16,7 +16,7 @@ from sat_tf.arguments import is_integer
 from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
 from sat_tf.files import renamed_when_done
 from sat_tf.messages import ProblemsError, ReadingError, kind_of
-from sat_tf.validation import Count, Seed, check, up_to
+from sat_tf.messages.validation import Count, Seed, check, up_to
 
 # The values that data sets take; `sat_tf.training.models` has the same bounds.
 ImageSize = Annotated[int, up_to(4096, "pass 224")]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET
+from sat_tf.messages.validation import checked
 from sat_tf.training.data.source import BufferSize, Folder, ImageSize, ImageSource
-from sat_tf.validation import checked
 
 if TYPE_CHECKING:
     from sat_tf.training.data.decoding import RecordFiles, Share

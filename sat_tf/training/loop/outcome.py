@@ -11,8 +11,8 @@ from sat_tf.exact.certificate.proof import read_subject
 from sat_tf.exact.evaluate import evaluate_tflite
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError, say
+from sat_tf.messages.tables import marked_text
 from sat_tf.output_folder import TFLITE_MODEL
-from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy

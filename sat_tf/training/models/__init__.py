@@ -19,10 +19,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sat_tf.messages.validation import call_by_name
 from sat_tf.training.models.mobilenet import mobilenet_v1, mobilenet_v2, mobilenet_v2_small
 from sat_tf.training.models.resnet import preresnet50, resnet18, resnet50
 from sat_tf.training.models.vgg import vgg16, vgg16_bn
-from sat_tf.validation import call_by_name
 
 __all__ = [
     "MODELS",

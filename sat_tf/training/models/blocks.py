@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from sat_tf.validation import up_to
+from sat_tf.messages.validation import up_to
 
 
 class _OnFirstUse:

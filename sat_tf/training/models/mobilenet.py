@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sat_tf.messages.validation import checked
 from sat_tf.training.models import blocks
 from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
-from sat_tf.validation import checked
 
 # Table 1 of Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
 # Applications", arXiv:1704.04861: channels of the first convolution; channels and stride of blocks.

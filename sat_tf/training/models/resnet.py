@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from sat_tf.messages.validation import checked
 from sat_tf.training.models import blocks
 from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
-from sat_tf.validation import checked
 
 STEM_CHANNELS = 64
 # Outputs of a bottleneck for one channel of its 3x3 convolution.

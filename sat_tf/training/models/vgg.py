@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from sat_tf.messages.validation import checked
 from sat_tf.training.models import blocks
 from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
-from sat_tf.validation import checked
 
 # Channels and number of the convolutions of each stage: column D of table 1 of Simonyan and
 # Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", arXiv:1409.1556.

@@ -8,7 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
-from sat_tf.presentation.progress_bar import Progress
+from sat_tf.messages.progress_bar import Progress
 from sat_tf.qat import images as qat_images
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction import blocks, fit, reconstruct

@@ -2,7 +2,7 @@
 
 Pages are self-contained HTML from templates; they load nothing, and run nothing except a zoom. A
 template lies next to the module that fills it, and is named by its path inside the package. It
-extends "presentation/page.html" and fills the blocks `style` and `body`; its values are plain text
+extends "messages/page.html" and fills the blocks `style` and `body`; its values are plain text
 and are escaped, unless they are `Markup`: a table, a chart, another template. Control characters in
 values are shown as text, as on a terminal: some reverse the direction of the text after them.
 """
@@ -27,7 +27,7 @@ from rich.text import Text
 
 from sat_tf.files import write_text
 from sat_tf.messages import in_one_line, no_such, printable, say
-from sat_tf.presentation.terminal import FittingTable, make_console
+from sat_tf.messages.terminal import FittingTable, make_console
 
 if TYPE_CHECKING:
     import pandas
@@ -169,7 +169,7 @@ class Table(Generic[_Row]):
         if self.totals:
             rows.append(("", list(self.totals)))
         return render(
-            "presentation/table.html",
+            "messages/table.html",
             heads=[(column.title, column.number) for column in self.columns],
             rows=rows,
             label=label,
@@ -261,7 +261,7 @@ class Displayed(abc.ABC):
         tables = {title: table for title, table in self._tables().items() if table.rows}
         return str(
             render(
-                "presentation/notebook.html",
+                "messages/notebook.html",
                 headline=self._headline(),
                 tables={title: table.to_html(title) for title, table in tables.items()},
                 notes=[note for note in self._notes() if note],

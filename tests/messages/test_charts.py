@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sat_tf.presentation import charts
-from sat_tf.presentation.charts import dot_chart, histogram
+from sat_tf.messages import charts
+from sat_tf.messages.charts import dot_chart, histogram
 
 
 def svg(figure):

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from rich.text import Text
 
 import sat_tf
-from sat_tf.presentation.tables import (
+from sat_tf.messages.tables import (
     Column,
     Displayed,
     Marked,
@@ -25,7 +25,7 @@ from sat_tf.presentation.tables import (
     render,
     write_table,
 )
-from sat_tf.presentation.terminal import make_console
+from sat_tf.messages.terminal import make_console
 
 COLUMNS = [
     Column("layer", lambda row: row["name"], wrap="never"),
@@ -305,18 +305,18 @@ def test_every_page_is_based_on_the_same_one():
     texts = {name: (PACKAGE / name).read_text(encoding="utf-8") for name in TEMPLATES}
     pages = {name for name, text in texts.items() if "{% block body %}" in text}
     assert len(pages) >= 5
-    for name in pages - {"presentation/page.html"}:
-        assert texts[name].startswith('{% extends "presentation/page.html" %}')
+    for name in pages - {"messages/page.html"}:
+        assert texts[name].startswith('{% extends "messages/page.html" %}')
 
 
 def test_what_a_template_needs_and_is_not_given_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="label"):
-        render("presentation/table.html", columns=[], rows=[], zip=zip)
+        render("messages/table.html", columns=[], rows=[], zip=zip)
 
 
 def test_control_characters_of_values_are_text():
     name = "layer\u202egnp.exe\x1b[2J"
-    page = render("presentation/notebook.html", headline=name, tables={}, notes=[])
+    page = render("messages/notebook.html", headline=name, tables={}, notes=[])
     assert r"layer\u202egnp.exe\x1b[2J" in page
     table = Table(columns=[Column("", lambda row: Marked(row, "name"))], rows=[name])
     assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in table.to_html("")

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from sat_tf.presentation import progress_bar
-from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.messages import progress_bar
+from sat_tf.messages.progress_bar import image_bar
 
 
 class _Terminal(io.StringIO):

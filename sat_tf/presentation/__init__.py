@@ -1,1 +1,0 @@
-"""Pages, charts, tables and bars."""
