@@ -58,7 +58,7 @@ def write_one_of_each(folder: pathlib.Path) -> None:
     import sat_tf
     from sat_tf.commands import main
     from sat_tf.training.config import config_text, parse_config
-    from tests.export.device.kits import certificate_in, checked
+    from tests.exact.device.kits import certificate_in, checked
     from tests.loading.hostile import small
     from tests.training.small import small_images, write_pictures
 

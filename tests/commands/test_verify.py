@@ -19,8 +19,8 @@ from sat_tf.commands.train import load_config
 from sat_tf.commands.verify import Target, choose_target
 from sat_tf.exact.certificate.certificate import read_certificate
 from tests.commands.light import told_without_tensorflow
+from tests.exact.device.kits import certificate_in, checked
 from tests.export.conftest import small, small_file, small_images  # noqa: F401
-from tests.export.device.kits import certificate_in, checked
 from tests.loading import hostile
 
 # -- what is verified ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from sat_tf.exact.tflite.tensors import Window
 from sat_tf.export.export import StorageCost
 from sat_tf.export.lowering.pipeline import deployed_graph, with_softmax
 from sat_tf.graph.network import Network
-from tests.export.foreign.one_operator import Grid, constant, file_of
+from tests.exact.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import calibrated
 from tests.export.zoo import Specimen, bottleneck, images_for, quantized
 

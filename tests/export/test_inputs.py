@@ -12,7 +12,7 @@ from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_types
 from sat_tf.qat.policy import BitPolicy
-from tests.export.device.kits import checked_here
+from tests.exact.device.kits import checked_here
 from tests.export.proofs import calibrated, proved
 from tests.qat.float_models import pretend_trained
 

@@ -24,7 +24,7 @@ from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
-from tests.export.device.kits import certificate_in, checked_here, unpacked
+from tests.exact.device.kits import certificate_in, checked_here, unpacked
 from tests.export.proofs import calibrated
 
 L = keras.layers

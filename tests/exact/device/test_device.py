@@ -24,8 +24,8 @@ from sat_tf.exact.device.report import (
     read_device_certificate,
     read_device_check,
 )
+from tests.exact.device.kits import certificate_in, checked, checked_here, reseal, unpacked
 from tests.export.damage import changed
-from tests.export.device.kits import certificate_in, checked, checked_here, reseal, unpacked
 from tests.export.proofs import calibrated
 
 NUM_IMAGES = 3

@@ -18,7 +18,7 @@ from sat_tf.exact.operations.graph_file import OPERATIONS, read_foreign, read_gr
 from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
-from tests.export.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
+from tests.exact.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
 
 Rng = np.random.Generator
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sat_tf.exact.operations.graph_file import read_foreign, read_graph
-from tests.export.foreign import make
+from tests.exact.foreign import make
 
 
 @pytest.mark.parametrize("read", [read_graph, read_foreign])

@@ -12,7 +12,7 @@ from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress
 from sat_tf.exact.tflite.tensors import Codes
 from tests import reference
-from tests.export.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
+from tests.exact.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
 
 ALL_CODES = np.arange(-128, 128).astype(np.int8)
 SHAPE = (1, 8, 8, 4)

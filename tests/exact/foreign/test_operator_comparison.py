@@ -12,9 +12,9 @@ from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.operator_comparison import read_any_file
 from sat_tf.export import compare_operators
 from tests.commands.light import told_without_tensorflow
+from tests.exact.foreign import make
+from tests.exact.foreign.one_operator import Grid, file_of
 from tests.export.damage import changed
-from tests.export.foreign import make
-from tests.export.foreign.one_operator import Grid, file_of
 
 FILES = ("converter_int8", "converter_uint8", "quantizer", "tfmot")
 PIXELS = np.random.default_rng(1).integers(0, 256, (4, *make.IMAGE)).astype(np.uint8)

@@ -1,9 +1,9 @@
-"""Makes the files here, which other tools write: `python -m tests.export.foreign.make`.
+"""Makes the files here, which other tools write: `python -m tests.exact.foreign.make`.
 
 They were made once, with TensorFlow 2.21 and TFMOT 0.8.1; that of ai-edge-quantizer 0.10.0, which
 is installed in an environment of its own, by
 
-    python tests/export/foreign/make.py float.tflite tests/export/foreign/quantizer.tflite
+    python tests/exact/foreign/make.py float.tflite tests/exact/foreign/quantizer.tflite
 """
 
 import pathlib
