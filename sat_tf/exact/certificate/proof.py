@@ -169,7 +169,10 @@ def prove(
     )
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
-            comparison.add(batch)
+            try:
+                comparison.add(batch)
+            except ValueError as error:
+                raise ValueError(f"{subject.path}: {error}") from error
             advance(number_of(batch))
     outputs, in_file = comparison.outputs(), subject.outputs
     labels = labels or [None] * len(in_file)
