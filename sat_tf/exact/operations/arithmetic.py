@@ -6,8 +6,7 @@ import numpy as np
 
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, XNNPACK_SETS, LinearWork
-from sat_tf.exact.operations.operation import stored_codes
-from sat_tf.exact.operations.row import Call, Row, Written
+from sat_tf.exact.operations.operation import Call, Row, Written, stored_codes
 from sat_tf.exact.tflite.tensors import Codes
 
 _IN_INTEGERS = "XNNPACK leaves it to the builtin kernels, which compute in integers alike"

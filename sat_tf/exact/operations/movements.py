@@ -7,8 +7,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.kernels.bilinear import Grid
-from sat_tf.exact.operations.operation import SELECTED
-from sat_tf.exact.operations.row import Call, Row, Settings, Written
+from sat_tf.exact.operations.operation import SELECTED, Call, Row, Settings, Written
 
 
 def _move(

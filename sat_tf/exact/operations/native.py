@@ -12,8 +12,17 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.functions import FunctionRule
 from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
-from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
-from sat_tf.exact.operations.row import Call, Row, Rule, Written
+from sat_tf.exact.operations.operation import (
+    Basis,
+    Call,
+    Made,
+    Operation,
+    Portability,
+    Row,
+    Rule,
+    Written,
+    stored_codes,
+)
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, expect_grid, grid_of
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors

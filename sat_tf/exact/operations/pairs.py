@@ -14,13 +14,13 @@ from sat_tf.exact.operations.operation import (
     ROUNDED_ONCE,
     SELECTED,
     Basis,
+    Constant,
     Made,
     Operation,
     Portability,
     enumerated,
     stored_codes,
 )
-from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of
 from sat_tf.exact.tflite.tensors import Codes, Tensors

@@ -14,12 +14,14 @@ from sat_tf.exact.operations.native import FIRST, STORED
 from sat_tf.exact.operations.operation import (
     SELECTED,
     Basis,
+    Call,
+    Constant,
     Made,
     Operation,
     Portability,
+    Row,
     enumerated,
 )
-from sat_tf.exact.operations.row import Call, Constant, Row
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, expect_grid
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors

@@ -12,10 +12,9 @@ from sat_tf.core.grid import int8_codes
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
-from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
-from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped, table_of
 from sat_tf.exact.operations.windows import LinearKind, placement
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
