@@ -116,11 +116,9 @@ class Certificate(Displayed, CertificateRecord):
         for count in self.tensors:
             words = rules.sentence("codes_headline", self, count)
             if tensor := codes.get(count.name):
-                low, high = (
-                    tensor.step * (tensor.first + end) for end in (0, len(tensor.counts) - 1)
-                )
-                words += f"; {tensor.bits} bits, {tensor.codes_used} codes occur, "
-                words += f"{low:.4g} to {high:.4g}"
+                ends = (tensor.first, tensor.first + len(tensor.counts) - 1)
+                low, high = (f"{tensor.step * end:.4g}" for end in ends)
+                words += f"; {tensor.bits} bits, {tensor.codes_used} codes occur, {low} to {high}"
             marks[count.name] = Mark(words, BAD if count.codes_differing else GOOD)
         write_overlay(path, "codes with XNNPACK", marks)
 
@@ -251,15 +249,12 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
         values = [output.values for output in row[1].outputs if output.values is not None]
         return max(value.channels[0].error for value in values)
 
-    def agreement(row: _Runtime) -> float | None:
-        return row[1].agreement
-
-    def largest_difference(row: _Runtime) -> float:
-        return row[1].largest_output_difference
-
     def taken(row: _Runtime) -> str:
         extent = row[1].delegation
         return f"{extent.delegated} of {extent.operators} in {extent.partitions}" if extent else ""
+
+    def largest_difference(row: _Runtime) -> float:
+        return row[1].largest_output_difference
 
     of = _REFERENCE_TITLES[certificate.reference]
     counts = certificate.runtimes.values()
@@ -277,7 +272,8 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
     if outputs and all(output.is_values for output in outputs):
         columns.append(Column(f"from {of}, std. dev.", largest_error, _FOUR, number=True))
     else:
-        columns.append(Column(f"classes of {of}", agreement, _SHARE, number=True))
+        of_classes = f"classes of {of}"
+        columns.append(Column(of_classes, lambda row: row[1].agreement, _SHARE, number=True))
     columns.append(Column("largest difference", largest_difference, _FOUR, number=True))
     if titled:
         columns.append(Column("operators in XNNPACK, in pieces", taken))

@@ -11,12 +11,7 @@ from sat_tf.exact.operations.operation import SELECTED, Call, Row, Settings, Wri
 
 
 def _move(
-    name: str,
-    function: Callable[..., Any],
-    *options: str,
-    pads: bool = False,
-    makes_several: bool = False,
-    written: Written | None = None,
+    name: str, function: Callable[..., Any], *options: str, pads: bool = False, **fields: Any
 ) -> Row:
     """Returns the row of an operator that is a function of its operands, in order, and options.
 
@@ -29,9 +24,7 @@ def _move(
             settings["zero"] = call.made.zero_point if call.made else 0.0
         return function(*call.arrays, **settings)
 
-    return Row(
-        name, rule, options, SELECTED, pads=pads, makes_several=makes_several, written=written
-    )
+    return Row(name, rule, options, SELECTED, pads=pads, **fields)
 
 
 def _slice(values: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
