@@ -94,14 +94,13 @@ def add_arguments(parser: Parser) -> None:
         "default: auto",
     )
     add_quantization(parser, chosen=True)
-    add_image_arguments(parser, default="none; they are required", usual=str(USUAL_IMAGES))
-    instead = dict.fromkeys((".svg", ".png"), REMOVED["Allocation.curve"])
-    add_outputs(parser, instead=instead, yaml="the policy", csv="the layers")
+    add_image_arguments(parser, usual=str(USUAL_IMAGES))
+    add_outputs(parser, yaml="the policy", csv="the layers")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    options = image_options(arguments, required=True)
+    options = image_options(arguments)
     policy = usual_policy(arguments)
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():

@@ -18,7 +18,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
 from sat_tf.commands.quantize import expect_float
 from sat_tf.exact.tflite.input_range import INPUT_TYPES
-from sat_tf.messages import IN_A_VIEWER, RunError, say
+from sat_tf.messages import RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
 
@@ -61,7 +61,6 @@ def add_arguments(parser: Parser) -> None:
     add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
     add_outputs(
         parser,
-        instead=dict.fromkeys((".svg", ".png"), IN_A_VIEWER),
         html="a page",
         csv="the full table",
         json="an overlay of the file for Model Explorer",

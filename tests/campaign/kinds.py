@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
-from tests.campaign import disturbances, loads, names
+from tests.campaign import chains, loads, names
 from tests.campaign.cases import FindingError, Verdict, played
 
 
@@ -40,9 +40,9 @@ KINDS = {
     "records": Kind("record sets", 500, 10, _HEAVY, "pictures"),
     "clusters": Kind("values of `TF_CONFIG`", 200, 4, _HEAVY, "files"),
     "tables": Kind("names of classes and policies", 500, 5, _HEAVY, "files"),
-    "kills": Kind("kills of chains of commands", 30, 1, _HEAVY, disturbances.play_kills),
-    "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, _HEAVY, disturbances.play_signals),
-    "disks": Kind("disks that refuse, shared folders", 232, 2, _HEAVY, disturbances.play_disks),
+    "kills": Kind("kills of chains of commands", 30, 1, _HEAVY, chains.play_kills),
+    "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, _HEAVY, chains.play_signals),
+    "disks": Kind("disks that refuse, shared folders", 232, 2, _HEAVY, chains.play_disks),
     "workers": Kind("workers that never come, or die", 2, 1, _HEAVY, loads.play_workers),
     "names": Kind("names that attack pages and terminals", 315, 2, _HEAVY, names.play),
     "load": Kind("a thousand verifications in a process", 3, 1, _HEAVY, loads.play_load),

@@ -7,6 +7,7 @@ a table is a formula, and no file appears elsewhere.
 """
 
 import csv
+import functools
 import html.parser
 import io
 import json
@@ -84,7 +85,8 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
 
 # How a cell begins that a spreadsheet takes for a formula, unless it is a number.
 _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
-# Elements with these would load or run something.
+# These elements, and those with these attributes, would load or run something.
+_RUNNING = ("hostile", "script", "iframe", "object", "embed", "link", "base", "meta-refresh")
 _LOADING = ("src", "href", "action", "data", "xlink:href")
 
 
@@ -110,9 +112,7 @@ class _Page(html.parser.HTMLParser):
         self.problems: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in (
-            *("hostile", "script", "iframe", "object", "embed", "link", "base", "meta-refresh"),
-        ):
+        if tag in _RUNNING:
             self.problems.append(f"the element {tag}")
         for key, value in attrs:
             if key.startswith("on"):
@@ -187,14 +187,6 @@ def _in_model(model: str, name: str, place: pathlib.Path, rng: random.Random) ->
         ("export", "done/quantized.keras", "--dry_run"),
         ("verify", "done/quantized.keras", "done/model.tflite", "--out", "proof"),
     ]
-
-
-def _in_keras_model(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
-    return _in_model("float.keras", name, place, rng)
-
-
-def _in_keras3_model(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
-    return _in_model("keras3.keras", name, place, rng)
 
 
 def _of_class(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
@@ -292,8 +284,8 @@ def _moved(path: pathlib.Path, name: str) -> pathlib.Path:
 
 
 SURFACES: dict[str, Callable[[str, pathlib.Path, random.Random], list[Words]]] = {
-    "model": _in_keras_model,
-    "model of Keras 3": _in_keras3_model,
+    "model": functools.partial(_in_model, "float.keras"),
+    "model of Keras 3": functools.partial(_in_model, "keras3.keras"),
     "class": _of_class,
     "picture": _of_picture,
     "file": _of_file,

@@ -14,7 +14,8 @@ def sat(capsys):
         found = main.main([*words.split(), *map(str, more)])
         captured = capsys.readouterr()
         said = " ".join((captured.out + captured.err).replace("│", " ").split())
-        assert found == status, said
+        run.status = found
+        assert found in (status if isinstance(status, tuple) else (status,)), said
         return said
 
     return run

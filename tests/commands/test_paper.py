@@ -28,24 +28,22 @@ def test_what_needs_no_training_loads_no_tensorflow(arguments, text):
     assert text in told_without_tensorflow(*arguments, status=0, plots=True)
 
 
-def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, capsys):
+def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, sat):
     runs = FakeRunner()
     monkeypatch.setattr(runner, "train", runs.train)
-    assert main.main(["paper", "run", "glyphs/float/clamp*", "--seeds", "0,1,1"]) == 0
-    assert "6/6 glyphs/float/clamp_stddev on glyphs, seed 1" in capsys.readouterr().out
+    said = sat("paper run glyphs/float/clamp* --seeds 0,1,1")
+    assert "6/6 glyphs/float/clamp_stddev on glyphs, seed 1" in said
     assert len(runs.configs) == 6
     found = read_outcomes(tmp_path / "runs" / "paper" / "results.csv")
     assert [outcome.seed for outcome in found] == [0, 0, 0, 1, 1, 1]
-    assert main.main(["paper", "table", "glyphs/float/clamp"]) == 0
     # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
-    assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in capsys.readouterr().out
+    table = sat("paper table glyphs/float/clamp")
+    assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in table
 
 
-def test_a_red_headline_of_a_row_is_exit_status_1_though_all_codes_are_equal(monkeypatch, capsys):
-    rows = ["glyphs/4bits/pact", "glyphs/4bits/pact_sat_cg"]
+def test_a_red_headline_of_a_row_is_exit_status_1_though_all_codes_are_equal(monkeypatch, sat):
     monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
-    assert main.main(["paper", "run", *rows]) == 1
-    said = " ".join(capsys.readouterr().out.split())
+    said = sat("paper run glyphs/4bits/pact glyphs/4bits/pact_sat_cg", status=1)
     assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2
 
 
