@@ -149,11 +149,13 @@ def test_a_calibrated_model_finds_its_range_and_is_whole(told, out):
     said = told("float.keras photos")
     assert said.count("160 pictures of 3 classes, 96 to calibrate on and 64 held out") == 1
     assert "Input range: (-1, 1), found: top-1 on 64 labelled images is" in said
-    results = read(out)
-    assert results["codes_differing"] == 0
-    assert results["tflite_top1"] > 0.9
-    for name in ("model.tflite", "certificate.html", "report.html", "quantized.keras"):
-        assert (out / name).is_file()
+    results, certificate = read(out), read(out, "certificate.json")
+    assert (results["codes_differing"], certificate["num_images"]) == (0, 64)
+    assert results["tflite_top1"] == certificate["top1"]["tflite"] > 0.9
+    assert f"{100 * results['tflite_top1']:.2f} % top-1 in" in page_of(out)
+    assert "Calibrated in" in page_of(out)
+    assert (out / "labels.txt").read_text() == "class_0\nclass_1\nclass_2\n"
+    assert f"Size: {(out / 'model.tflite').stat().st_size:,} bytes, " in said
     shown = f"{out / 'model.tflite'} for the device; beside it certificate.html, report.html, quan"
     assert f"Files: {shown}" in said
     # Five lines, and what they say is not said elsewhere.
@@ -161,13 +163,6 @@ def test_a_calibrated_model_finds_its_range_and_is_whole(told, out):
     assert [said.index(label) for label in labels] == sorted(map(said.index, labels))
     assert "runtime" not in said[said.index("Accuracy: ") :]
     assert "Run folder" not in said
-
-
-def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, out):
-    said = told("lenient.keras photos", status=2)
-    assert "100.0 % with (0, 1)" in said
-    assert "expected one that is clearly better than the others; give --input_range" in said
-    assert not out.exists()
 
 
 def kept_top1(reconstruction):
@@ -190,21 +185,13 @@ def test_few_bits_are_reconstructed_where_no_epochs_are_given(told, out):
 
 
 @pytest.mark.thorough
-def test_no_epochs_only_calibrate(told, out):
-    said = told("rescaled.keras photos --bits 2 --epochs 0", DONE)
-    assert f"Size: {(out / 'model.tflite').stat().st_size:,} bytes, " in said
-    assert "steps a block" not in said
-    assert read(out)["reconstruction"] is None
-    assert not (out / "reconstruction.json").exists()
-    assert "Calibrated in" in page_of(out)
-
-
-@pytest.mark.thorough
 def test_training_with_few_bits_starts_from_the_reconstructed_model(told, out):
     said = told("rescaled.keras photos --bits 2 --epochs 1 --learning_rate 0.001", DONE)
     assert "Reconstructing, 100 steps a block" in said
     assert said.index("Reconstructed block by block") < said.index("before training: held-out")
     results = read(out)
+    assert "trying" not in said
+    assert results["learning_rate"] == pytest.approx(0.001)
     assert results["start_top1"] == pytest.approx(kept_top1(results["reconstruction"]))
     assert results["quantized_top1"] >= kept_top1(results["reconstruction"])
     assert "<h2>Reconstruction</h2>" in page_of(out)
@@ -304,6 +291,7 @@ def test_training_chooses_its_rate_and_keeps_the_softmax_of_the_model(told, file
     assert "epoch 1/1: loss " in said
     assert "trying 6 learning rates, for 16 steps each" in said
     assert "before training: held-out top-1" in said
+    assert f"that of epoch {read(out)['kept_epoch']}; 0 is the one before training" in said
     results = read(out)
     assert str(results["learning_rate"]) in results["tried_learning_rates"]
     assert results["quantized_top1"] >= results["start_top1"]
@@ -312,24 +300,6 @@ def test_training_chooses_its_rate_and_keeps_the_softmax_of_the_model(told, file
     assert "Top-1 in percent" in page_of(out)
     contents = read_contents((out / "model.tflite").read_bytes(), "file")
     assert contents.operator_counts()["SOFTMAX"] == 1
-
-
-@pytest.mark.thorough
-def test_training_that_destroys_the_model_gives_it_back_as_it_was(told, out):
-    given = "lenient.keras photos --input_range 0,1 --bits 4"
-    told(given, DONE)
-    calibrated = read(out)
-    said = told(f"{given} --epochs 2 --learning_rate 1 --no-resume", DONE)
-    assert "trying" not in said
-    assert "that of epoch 0; 0 is the one before training" in said
-    results = read(out)
-    assert (results["learning_rate"], results["kept_epoch"]) == (pytest.approx(1.0), 0)
-    assert results["start_top1"] == pytest.approx(results["quantized_top1"])
-    assert results["quantized_top1"] == calibrated["quantized_top1"]
-    # The file is that of the calibrated model.
-    assert results["tflite_top1"] == calibrated["tflite_top1"]
-    assert "2 epochs, number by number" in page_of(out)
-    assert not (out / "training_backup").exists()
 
 
 @pytest.mark.thorough
@@ -371,6 +341,7 @@ def test_pictures_without_labels_are_trained_on_with_the_float_model_alone(told,
     assert results["quantized_agreement"] >= results["start_agreement"]
     assert "<h2>Agreement with the float model</h2>" in page_of(out)
     assert "% agreement in" in page_of(out)
+    assert "2 epochs, number by number" in page_of(out)
 
 
 @pytest.mark.thorough
@@ -428,20 +399,6 @@ def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(t
     assert "160 pictures, 96 to train on and 64 held out" in said
     assert "taken for logits" not in said
     assert _without_labels(out)["held_out_images"] == 64
-
-
-@pytest.mark.thorough
-def test_pictures_that_a_gray_model_is_measured_on_are_held_out(told, files, out):
-    gray().save(files / "gray.keras")
-    said = told("gray.keras photos --input_range 0,1")
-    assert "96 to calibrate on and 64 held out" in said
-    results, certificate = read(out), read(out, "certificate.json")
-    assert certificate["num_images"] == 64
-    assert results["tflite_top1"] == certificate["top1"]["tflite"]
-    assert f"{100 * results['tflite_top1']:.2f} % top-1 in" in page_of(out)
-    assert "Calibrated in" in page_of(out)
-    labels = (out / "labels.txt").read_text().splitlines()
-    assert labels == [f"class_{label}" for label in range(3)]
 
 
 def test_pictures_without_classes_that_are_left_out_are_named(told, files):
