@@ -14,12 +14,15 @@ from markupsafe import escape
 import sat_tf
 import sat_tf.qat.reconstruction.fit
 from sat_tf.commands.quantize import accuracy, next_step
+from sat_tf.exact.certificate.certificate import read_certificate
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.rules import FLOAT
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.input_range import NAMED
+from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.messages.tables import Marked
 from sat_tf.report.results import Results
+from sat_tf.training.data.digits import load_digits
 from tests.training.small import (
     model_of_one_range,
     model_of_small_range,
@@ -128,10 +131,14 @@ def test_arrays_take_the_place_of_pictures(told, files, out):
     assert not (out / "preprocessing.json").exists()
 
 
+@pytest.fixture(params=["tf_keras", "keras"])
+def either_keras(request):
+    """Keras 2 and Keras 3."""
+    return pytest.importorskip(request.param)
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["tf_keras", "keras"])
-def test_signals_are_quantized_by_their_arrays(kind, told, files, out):
-    either_keras = pytest.importorskip(kind)
+def test_signals_are_quantized_by_their_arrays(either_keras, told, files, out):
     layers, signal = either_keras.layers, either_keras.Input((32, 2), name="signal")
     x = layers.GlobalAveragePooling1D()(layers.Conv1D(4, 3, activation="relu")(signal))
     either_keras.Model(signal, layers.Dense(3)(x)).save(files / "signal.keras")
@@ -442,6 +449,59 @@ def test_the_certificate_of_pictures_that_are_not_the_models_classes_can_be_chec
     assert "same class" not in said
     words = f"--certificate {out}/certificate.json --images {files}/photos"
     assert "holds; the codes of" in sat(f"verify {out}/model.tflite {words}")
+
+
+# -- the lines of Python that the README opens with ------------------------------------------------
+
+
+def trained(keras):
+    """A small network of either Keras whose statistics are those of the digits."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((8, 8, 3), name="image")
+    x = layers.Conv2D(8, 3, padding="same", use_bias=False, name="first")(image)
+    x = layers.BatchNormalization(momentum=0.5, name="norm")(x)
+    x = layers.ReLU(name="relu")(x)
+    x = layers.Conv2D(8, 3, activation="relu", name="second")(x)
+    x = layers.GlobalAveragePooling2D(name="mean")(x)
+    model = keras.Model(image, layers.Dense(10, name="logits")(x), name="net")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss)
+    digits = load_digits(8)
+    model.fit(digits.train_images[:512].astype(np.float32), digits.train_labels[:512], verbose=0)
+    return model
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("bits", [8, 4])
+def test_python_and_the_command_make_the_same_file_and_model(
+    either_keras, bits, out, tmp_path, sat
+):
+    model, images = trained(either_keras), load_digits(8).test_images[:64]
+    model.save(tmp_path / "model.keras")
+    write_pictures(tmp_path / "photos", images)
+    words = f"--images {tmp_path}/photos --input_range 0,255 --bits {bits} --epochs 0 --out {out}"
+    # 4 bits may cost this small model so much that the headline is red.
+    sat(f"quantize {tmp_path}/model.keras {words}", status=DONE if bits < 8 else 0)
+    headline = read_certificate(out / "certificate.json").verdict
+    assert sat.status == (headline.kind == "bad")
+
+    quantized = sat_tf.quantize_model(model, bits)
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    path = tmp_path / "model.tflite"
+    # The command writes how it has read the folder.
+    report = sat_tf.export_tflite(quantized, path, snap_biases=True, preprocessing=COVERING)
+    if either_keras is keras:
+        assert path.read_bytes() == (out / "model.tflite").read_bytes()
+    assert report.moved_biases == 3
+    for file in (path, out / "model.tflite"):  # operators, settings and constants
+        certificate = sat_tf.verify_tflite(quantized, file, images, progress=False)
+        assert certificate.codes_differing == 0
+        # A tie of the first layer moves a dozen codes of those that read it: nothing differs alone.
+        assert certificate.trained_differing < 1e-3
+        assert not any(tensor.alone_differing for tensor in certificate.trained)
+    saved, given = keras.models.load_model(out / "quantized.keras"), images.astype(np.float32)
+    np.testing.assert_allclose(np.asarray(quantized(given)), saved(given).numpy(), atol=1e-4)
 
 
 # -- the last lines --------------------------------------------------------------------------------
