@@ -94,7 +94,7 @@ def begin(folder: pathlib.Path, name: str = "", done: int = 0) -> pathlib.Path:
     """Makes the working directory of a chain, `case` in a folder, with so many commands done."""
     place = folder / "case"
     if done:
-        shutil.copytree(reference(name).commands[done - 1].left, place, symlinks=True)
+        shutil.copytree(reference(name)[done - 1].left, place, symlinks=True)
         return place
     place.mkdir(parents=True)
     for source in map(original, _INPUTS):
@@ -104,40 +104,25 @@ def begin(folder: pathlib.Path, name: str = "", done: int = 0) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Undisturbed:
-    """A command of a chain that was left alone.
+    """A command of a chain that was left alone."""
 
-    Attributes:
-        seconds: of the processor that it took.
-        events: that it counted.
-        left: a copy of the working directory as it was behind it.
-    """
-
-    seconds: float
-    events: tuple[str, ...]
-    left: pathlib.Path
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """A chain that was left alone: its working directory with its files, and its commands."""
-
-    place: pathlib.Path
-    commands: tuple[Undisturbed, ...]
+    seconds: float  # Of the processor.
+    events: Sequence[str]
+    left: pathlib.Path  # A copy of the working directory as it was behind it.
 
 
 @functools.cache
-def reference(name: str) -> Reference:
-    """The chain of this name, left alone; it runs once in a process."""
+def reference(name: str) -> Sequence[Undisturbed]:
+    """The commands of the chain of this name, left alone; it runs once in a process."""
     place = begin(pathlib.Path(_kept_folder().name, name))
     commands = []
     for words in CHAINS[name]:
         ended = run(words, place)
         if ended.status:
             raise RuntimeError(f"{' '.join(words)}: {ended.err}")
-        left = place.with_name(f"behind {len(commands)}")
-        shutil.copytree(place, left, symlinks=True)
-        commands.append(Undisturbed(ended.seconds, tuple(events_of(place)), left))
-    return Reference(place, tuple(commands))
+        left = shutil.copytree(place, f"{place} {len(commands)}", symlinks=True)
+        commands.append(Undisturbed(ended.seconds, events_of(place), pathlib.Path(left)))
+    return commands
 
 
 def run(words: Sequence[str], place: pathlib.Path, moment: dict[str, Any] | None = None) -> Ended:
@@ -189,7 +174,7 @@ def expect_the_end(place: pathlib.Path, name: str, commands: Sequence[Sequence[s
     """Goes on with some commands of a chain; raises the finding of other files in the end."""
     for words in commands:
         expect_success(run(words, place), most_seconds=MOST_SECONDS)
-    found, wanted = _files(place), _files(reference(name).place)
+    found, wanted = _files(place), _files(reference(name)[-1].left)
     if names := set(found) ^ set(wanted):
         raise FindingError("wrong", f"missing or new: {', '.join(sorted(names)[:5])}")
     for path, other in ((found[path], wanted[path]) for path in found):
@@ -291,7 +276,7 @@ def play_kills(seed: int, folder: pathlib.Path) -> Verdict:
         for _ in range(4):
             while waiting:
                 index = waiting[0]
-                moment = _moment(rng, "kill", reference(name).commands[index])
+                moment = _moment(rng, "kill", reference(name)[index])
                 ended = run(CHAINS[name][index], place, moment)
                 if ended.status == -signal.SIGKILL and not ended.is_late:
                     killed += 1
@@ -324,7 +309,7 @@ def _disturbed(
     name, what = sorted(CHAINS)[seed % len(CHAINS)], rng.choice(disturbances)
     index = rng.randrange(len(CHAINS[name]))
     place, words = begin(folder, name, index), CHAINS[name][index]
-    moment = _moment(rng, what, reference(name).commands[index])
+    moment = _moment(rng, what, reference(name)[index])
     about = f"{name}, {words[0]}, {moment}"
     with findings_of(about):
         ended = run(words, place, moment)
@@ -335,7 +320,7 @@ def _disturbed(
             refused = events[moment["number"] :][:1]
         else:
             expect_an_end(ended, most_seconds=MOST_SECONDS)
-            known = reference(name).commands[index].events
+            known = reference(name)[index].events
             goes_on = len(events) > moment.get("number", len(known)) + _FEW
             _expect_a_clean_stop(ended, what, goes_on=goes_on)
         expect_whole_files(place)

@@ -10,21 +10,13 @@ from tests.campaign.cases import FindingError, Verdict, played
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of hostile cases.
+    """A kind of hostile cases."""
 
-    Attributes:
-        what: it is, in words, for the table of the documentation.
-        count: how many cases a full run has.
-        few: how many `make test-all` has.
-        on: the name of its server; see `tests.campaign.processes`.
-        case: plays a case in an empty folder, or the module of `tests.campaign` with a function
-            that makes one of files.
-    """
-
-    what: str
-    count: int
-    few: int
-    on: str
+    what: str  # For the table of the documentation.
+    count: int  # Of a full run.
+    few: int  # Of `make test-all`.
+    on: str  # The name of its server; see `tests.campaign.processes`.
+    # Plays a case in an empty folder, or the module here with a function that makes one of files.
     case: Callable[[int, pathlib.Path], Verdict] | str
 
 

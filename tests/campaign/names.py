@@ -10,6 +10,7 @@ import csv
 import functools
 import html.parser
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -134,19 +135,15 @@ def _wrong_page(text: str) -> str | None:
 
 
 def _wrong_table(text: str) -> str | None:
-    for row in csv.reader(io.StringIO(text)):
-        for cell in row:
-            if len(cell) > 1 and _FORMULA.match(cell) and not _is_number(cell):
+    for cell in itertools.chain.from_iterable(csv.reader(io.StringIO(text))):
+        if len(cell) > 1 and _FORMULA.match(cell):
+            try:
+                is_number = not cell[0].isspace() and float(cell) is not None
+            except ValueError:
+                is_number = False
+            if not is_number:
                 return f"a formula: {cell[:80]!r}"
     return None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return not text[0].isspace()
 
 
 _CHECKS: dict[str, Callable[[str], str | None]] = {

@@ -34,19 +34,12 @@ TRIAL = "trial-"
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A process that has ended.
+    """A process that has ended."""
 
-    Attributes:
-        status: of its exit; negative where a signal ended it.
-        seconds: that it took of the processor, with the processes that it has started.
-        grown_bytes: memory at its peak beyond that of the server.
-        is_late: whether it was ended as it took too long.
-    """
-
-    status: int
-    seconds: float
-    grown_bytes: int
-    is_late: bool
+    status: int  # Of its exit; negative where a signal ended it.
+    seconds: float  # Of the processor, with the processes that it has started.
+    grown_bytes: int  # Memory at its peak beyond that of the server.
+    is_late: bool  # Whether it was ended as it took too long.
     out: str
     err: str
 
@@ -152,11 +145,11 @@ def _serve(name: str) -> None:
         asked = json.loads(line)
         before = _kilobytes("VmRSS")
         limit = 1024 * _kilobytes("VmSize") + _MORE_MEMORY_BYTES
-        started = time.monotonic()
+        end = time.monotonic() + asked["seconds"]
         child = os.fork()
         if child == 0:
             _end_with(functools.partial(_run, asked, limit))
-        status, used, is_late = _awaited(child, started + asked["seconds"])
+        status, used, is_late = _awaited(child, end)
         grown = 1024 * max(0, used.ru_maxrss - before)
         print(json.dumps([status, used.ru_utime + used.ru_stime, grown, is_late]), file=answers)
         answers.flush()

@@ -59,11 +59,6 @@ def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, sat):
         assert "7 dorefa" in sat(f"explain {words}")
 
 
-def test_a_model_is_built_by_its_name(sat):
-    said = sat("explain keras.applications:MobileNetV2 --image_size 32")
-    assert "block_1_depthwise" in said
-
-
 # -- the plan of what `sat-tf quantize` does with the same words -----------------------------------
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")

@@ -4,10 +4,8 @@ import pathlib
 import random
 import shutil
 
-import h5py
 import numpy as np
 import pytest
-import tf_keras as keras
 
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
 from sat_tf.training.config import config_text, parse_config
@@ -110,18 +108,6 @@ def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(
     for command in ("verify", "export", "explain", "audit"):
         sat(f"{command} run", status=2)
     assert not marker.exists()
-
-
-@pytest.mark.thorough
-def test_weights_of_a_teacher_are_arrays_of_their_own_file(tmp_path, monkeypatch, sat):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.yaml").write_text(_CONFIG)
-    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save_weights("teacher.h5")
-    with h5py.File("teacher.h5", "a") as file:
-        file["more"] = h5py.ExternalLink("/etc/hostname", "/")
-    teacher = "{teacher: teacher.h5, stages: [float], model: {name: mobilenet_v2}}"
-    said = sat("train --config config.yaml --set", f"recipes.distillation={teacher}", status=2)
-    assert "its more is a link, expected the array itself" in said
 
 
 # -- damaged files ---------------------------------------------------------------------------------

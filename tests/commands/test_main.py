@@ -267,16 +267,6 @@ def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
     assert "--float_model:" in sat(f"{asked} {tmp_path}/no.keras", status=2)
 
 
-def test_verify_takes_a_model_and_a_file_with_given_or_random_images(
-    tiny_run, pixels, tmp_path, sat
-):
-    shutil.copy(tiny_run / "model.tflite", tmp_path)
-    asked = f"verify {tiny_run}/quantized.keras {tmp_path}/model.tflite"
-    for words, count in (("", 64), (f"--images {pixels}", 3)):
-        sat(f"{asked} {words}")
-        assert read_json(tmp_path / "certificate.json")["num_images"] == count
-
-
 @pytest.mark.essential
 def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, pixels, tmp_path, sat):
     simulate = comparison.simulate
@@ -423,13 +413,6 @@ def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, 
     found = read_json(tmp_path / "certificate.json")
     assert (found["reference"], found["num_images"]) == ("keras", 8)
     assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
-
-
-@pytest.mark.thorough
-def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, digits, sat):
-    said = sat(f"evaluate {tiny_run}/model.tflite {digits}")
-    assert "model.tflite: top-1 " in said
-    assert "256 images" in said
 
 
 @pytest.mark.parametrize("columns", ["1", "2", "-5"])

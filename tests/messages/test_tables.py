@@ -203,7 +203,10 @@ def _wide_table(draws):
     heads = ["bits", "top-1 lost", "codes differing", "first that differs", "multiply-adds"]
     columns = [Column("layer", lambda row: row["name"], wrap="never")]
     for place in range(int(draws.integers(1, 9))):
-        number = lambda row, place=place: int(row["numbers"][place])  # noqa: E731
+
+        def number(row, place=place):
+            return int(row["numbers"][place])
+
         wrap, head = ("", "never", "fold")[place % 3], heads[int(draws.integers(5))]
         columns.append(Column(f"{head} {place}", number, digits(","), number=True, wrap=wrap))
     return Table(columns=[*columns, Column("why", lambda row: row["why"])], rows=rows)
