@@ -382,7 +382,7 @@ def test_every_part_has_its_arrows():
 # where one has just been built. All others are given the network.
 READERS_OF_MODELS = {
     *("planning/explain.read_source", "export/export.export_tflite", "export/verify.verify_tflite"),
-    *("export/float_reference.FloatReference", "export/converter_route.to_keras"),
+    *("export/verify.FloatReference", "export/converter_route.to_keras"),
     *("export/lowering/pipeline.with_image_size", "export/lowering/pipeline.snap_biases"),
     *("qat/layout.quantized_network", "qat/calibrate.estimate_statistics", "qat/finetune.finetune"),
 }

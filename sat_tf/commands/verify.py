@@ -188,9 +188,16 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # reports the missing file before any work
     cpu_fallback = {}
-    if arguments.target is not None:
-        fallback = _say_cpu_fallback(target.tflite, arguments.target, console)
-        cpu_fallback = {arguments.target: fallback}
+    if arguments.target is not None:  # of any tool's file
+        processor = TARGETS[arguments.target]
+        contents = read_contents(read_tflite(target.tflite), str(target.tflite))
+        count, fallback = len(contents.operators), processor.cpu_fallback(contents)
+        for statement in processor.statements(fallback, count):
+            say(console, marked_text(statement))
+        if not (processor.native or fallback):
+            known = f"no reason is known to refuse one of the {count} operators"
+            say(console, f"{processor.title}: {known}.")
+        cpu_fallback = {arguments.target: [str(operator) for operator in fallback]}
     comparison = _Comparison(target, options, arguments, console)
     if target.model is None and is_foreign(target.tflite):
         return comparison.of_operators()
@@ -199,18 +206,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if is_device_certificate(arguments.certificate):
         return comparison.with_certificate_of_device()
     return comparison.with_certificate()
-
-
-def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
-    """Prints the operators of any file that a target does not compute, and returns them."""
-    content = read_tflite(tflite)
-    target, contents = TARGETS[name], read_contents(content, str(tflite))
-    count, fallback = len(contents.operators), target.cpu_fallback(contents)
-    for statement in target.statements(fallback, count):
-        say(console, marked_text(statement))
-    if not (target.native or fallback):
-        say(console, f"{target.title}: no reason is known to refuse one of the {count} operators.")
-    return [str(operator) for operator in fallback]
 
 
 # Few, because each operator is simulated for each kernel set.
@@ -417,7 +412,7 @@ class _Comparison:
             subject = read_subject(target.tflite)
             pixels = self._file_pixels(self.wanted, self.console)
             if "float_model" in settings:
-                from sat_tf.export.float_reference import FloatReference
+                from sat_tf.export.verify import FloatReference
 
                 settings["float_model"] = FloatReference(settings["float_model"], subject.graph)
             return verify_file(

@@ -1,7 +1,7 @@
 """Changes of good files: of bytes, of JSON, of YAML, of archives, of HDF5, of what is no file."""
 
+import contextlib
 import copy
-import functools
 import io
 import json
 import os
@@ -339,34 +339,20 @@ _FORMATS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 # -- what is no file -------------------------------------------------------------------------------
 
 
-def _bind(path: pathlib.Path) -> None:
-    with socket.socket(socket.AF_UNIX) as bound:
-        here = pathlib.Path.cwd()
-        os.chdir(path.parent)  # the address of a socket is short
-        try:
-            bound.bind(path.name[:50])
-        finally:
-            os.chdir(here)
-
-
-def _shut(path: pathlib.Path) -> None:
-    path.write_bytes(b"")
-    path.chmod(0)
-
-
-def _linked(path: pathlib.Path, target: str) -> None:
-    path.symlink_to(target)
-
-
-_NO_FILES: Sequence[Callable[[pathlib.Path], Any]] = (
-    *(os.mkfifo, pathlib.Path.mkdir, _bind, _shut, lambda path: path.symlink_to(path.name)),
-    *(
-        functools.partial(_linked, target=target)
-        for target in ("nowhere", "/etc", "/etc/hostname", "/dev/zero", "/dev/full")
-    ),
-)
+_LINKS = ("itself", "nowhere", "/etc", "/etc/hostname", "/dev/zero", "/dev/full")
 
 
 def put_no_file(path: pathlib.Path, rng: random.Random) -> None:
     """Puts a pipe, a folder, a socket, a file that is shut, or a link in the place of a file."""
-    rng.choice(_NO_FILES)(path)
+    kind = rng.choice(("pipe", "folder", "socket", "shut", *_LINKS))
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+            bound.bind(path.name[:50])  # the address of a socket is short
+    elif kind == "shut":
+        path.touch(0)
+    else:
+        path.symlink_to(path.name if kind == "itself" else kind)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.graph import operation_layers
 from sat_tf.graph.layers.kind import (
     SAME,
     Combination,
@@ -21,17 +22,6 @@ from sat_tf.graph.layers.kind import (
     Role,
     Shape,
     refuse_channels_first,
-)
-from sat_tf.graph.operation_layers import (
-    ChannelMax,
-    ChannelMean,
-    ConstantSum,
-    DepthToSpace,
-    Gather,
-    Padding,
-    Scaling,
-    Slice,
-    SpaceToDepth,
 )
 
 L = keras.layers
@@ -192,11 +182,11 @@ KINDS: Kinds = {
         role=_resizing_role,
         **_RESIZED,
     ),
-    DepthToSpace: _of_sat_tf("DEPTH_TO_SPACE", lambda layer: (layer.block_size,)),
-    SpaceToDepth: _of_sat_tf("SPACE_TO_DEPTH", lambda layer: (layer.block_size,)),
-    Padding: _of_sat_tf("PAD", lambda layer: (tuple(map(tuple, layer.margins)),)),
-    Gather: _of_sat_tf("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
-    Slice: _movement(_slice),
+    operation_layers.DepthToSpace: _of_sat_tf("DEPTH_TO_SPACE", lambda layer: (layer.block_size,)),
+    operation_layers.SpaceToDepth: _of_sat_tf("SPACE_TO_DEPTH", lambda layer: (layer.block_size,)),
+    operation_layers.Padding: _of_sat_tf("PAD", lambda layer: (tuple(map(tuple, layer.margins)),)),
+    operation_layers.Gather: _of_sat_tf("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
+    operation_layers.Slice: _movement(_slice),
     L.Add: _combining(Role.SUM, Combination.SUM),
     L.Subtract: _combining(Role.SUM, Combination.DIFFERENCE),
     L.Average: _combining(Role.SUM, Combination.MEAN),
@@ -210,8 +200,8 @@ KINDS: Kinds = {
         short_name="Concat",
         keras3=SAME,
     ),
-    ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
-    Scaling: LayerKind(Role.SCALING, keras3=SAME),
+    operation_layers.ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
+    operation_layers.Scaling: LayerKind(Role.SCALING, keras3=SAME),
     L.MaxPooling1D: _pooling(mean=False, on_images=L.MaxPooling2D),
     L.MaxPooling2D: _pooling(
         mean=False,
@@ -239,6 +229,6 @@ KINDS: Kinds = {
         mean=True, whole=True, short_name="GlobalAverage", **_POOLED_IMAGES
     ),
     L.GlobalAveragePooling3D: _pooling(mean=True, whole=True),
-    ChannelMean: LayerKind(Role.MEAN),
-    ChannelMax: LayerKind(Role.MOVEMENT, moves=one_move("REDUCE_MAX")),
+    operation_layers.ChannelMean: LayerKind(Role.MEAN),
+    operation_layers.ChannelMax: LayerKind(Role.MOVEMENT, moves=one_move("REDUCE_MAX")),
 }

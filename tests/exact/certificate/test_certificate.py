@@ -11,7 +11,7 @@ from markupsafe import escape
 
 import sat_tf
 from sat_tf.exact.certificate import inputs, runtimes
-from sat_tf.exact.certificate.certificate import Certificate, read_certificate
+from sat_tf.exact.certificate.certificate import Certificate, certificate_page, read_certificate
 from sat_tf.exact.certificate.comparison import CodesRecorder
 from sat_tf.exact.certificate.inputs import GIVEN
 from sat_tf.exact.certificate.outputs import (
@@ -20,7 +20,6 @@ from sat_tf.exact.certificate.outputs import (
     compared_channels,
     label_problems,
 )
-from sat_tf.exact.certificate.page import certificate_page
 from sat_tf.exact.certificate.proof import prove, read_subject, verify_file
 from sat_tf.exact.certificate.record import FEWEST_IMAGES
 from sat_tf.exact.certificate.rules import (

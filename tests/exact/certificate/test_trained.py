@@ -7,8 +7,8 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.certificate.certificate import certificate_page
 from sat_tf.exact.certificate.comparison import TrainedCounter
-from sat_tf.exact.certificate.page import certificate_page
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.lowering.pipeline import deployed_graph

@@ -13,8 +13,8 @@ from sat_tf.exact.litert import processes
 from sat_tf.exact.litert.runtime import RUNTIMES, MicroRuntime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
+from sat_tf.exact.operations.operation import Constant
 from sat_tf.exact.operations.pairs import Pair, Pointwise
-from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.export import export as file
 from sat_tf.export.lowering.pipeline import deployed_graph

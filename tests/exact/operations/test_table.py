@@ -12,11 +12,10 @@ from sat_tf.exact.certificate.comparison import RuntimeCounter
 from sat_tf.exact.litert.runtime import RUNTIMES
 from sat_tf.exact.operations import graph_file, windows
 from sat_tf.exact.operations.graph import Graph, batches, simulate
-from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.graph_file import FloatLayerOperator, read_graph, serialize
 from sat_tf.exact.operations.linear import Linear, weight_counts
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Softmax
-from sat_tf.exact.operations.not_simulated import FloatLayerOperator
-from sat_tf.exact.operations.operation import Operation, stored_codes
+from sat_tf.exact.operations.operation import Constant, Operation, stored_codes
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import (
@@ -26,7 +25,6 @@ from sat_tf.exact.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
-from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Moved, Reshape, joined, moved, sloped
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
