@@ -359,9 +359,7 @@ class _Comparison:
             counted += f", first those of {check.first_differing}"
         say(console, in_one_line(f"{counted}; {check.milliseconds:.3g} ms an image"))
         if check.delegate != "XNNPACK":
-            what = (
-                f"received the delegate {check.delegate}, expected XNNPACK, as files are exact so"
-            )
+            what = f"received the delegate {check.delegate}, expected XNNPACK, which is exact"
             say(console, in_one_line(f"{check.title}: {what}"), style="yellow")
         held = (
             "the codes that its kit expected are those of the simulation here"
