@@ -94,25 +94,21 @@ def asked_policy(
             "fields as KEY=VALUE."
         )
     named = ("input_range", "target", "unsupported")
-    flags = {name: getattr(arguments, name) for name in named}
-    flags = {name: value for name, value in flags.items() if value is not None}
-    of_run = config is not None and config.is_file()
-    if asked_bits is None and not (words or flags or of_run):
+    flags = {name: value for name in named if (value := getattr(arguments, name)) is not None}
+    if config is not None and not config.is_file():
+        config = None
+    if asked_bits is None and not (words or flags or config):
         return None
-    fields: dict[str, Any] = {}
+    usual = dict.fromkeys(("weight_bits", "activation_bits"), asked_bits or USUAL_BITS)
+    fields: dict[str, Any] = usual
     if files:
-        usual = {"weight_bits": USUAL_BITS, "activation_bits": USUAL_BITS}
         fields = usual | _fields_in(pathlib.Path(files[0]))
-    elif of_run and config is not None:
+    elif config is not None:
         fields = _fields_in(config)
-    else:
-        asked_bits = asked_bits or USUAL_BITS
     if asked_bits is not None:
-        fields |= {"weight_bits": asked_bits, "activation_bits": asked_bits}
+        fields |= usual
     problems = []
-    for word in words:
-        if word in files:
-            continue
+    for word in (word for word in words if word not in files):
         key, _, text = word.partition("=")
         try:
             fields[key.strip()] = load_yaml(text)
@@ -120,7 +116,6 @@ def asked_policy(
             problems.append(f"{word!r}: the value is not valid YAML; {error}")
     if flags:
         fields = {key: value for key, value in fields.items() if key != OLD_INPUT_RANGE} | flags
-    policy = None
     try:
         policy = BitPolicy(**fields)
     except ValueError as error:

@@ -102,17 +102,18 @@ def _quantize(
 def _forward(
     n: Namespace, x: Tensor, level: Tensor, *, num_bits: grids.Bits, grid: str, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    if grid == "narrow":
-        return round_to_narrow(n, x, level, num_bits), ()
-    quantized = n.fake_quant(x, 0.0, level, num_bits)
-    return round_on_range(x, level, grids.levels(num_bits)) if quantized is None else quantized, ()
+    return round_to_level(n, x, level, num_bits, grid), ()
 
 
-def round_to_narrow(n: Namespace, x: Tensor, level: Tensor, num_bits: grids.Bits) -> Tensor:
-    """The forward arithmetic of `quantize_stream`, without a gradient; x is float32."""
-    quantized = n.fake_quant(x, -level, level, num_bits, narrow_range=True)
+def round_to_level(
+    n: Namespace, x: Tensor, level: Tensor, num_bits: grids.Bits, grid: str
+) -> Tensor:
+    """The forward arithmetic of both, by the name of their grid, without a gradient."""
+    signed = grid == "narrow"
+    lowest = -level if signed else 0.0
+    quantized = n.fake_quant(x, lowest, level, num_bits, narrow_range=signed)
     if quantized is None:
-        quantized = round_on_range(x, level, grids.levels(num_bits, "narrow"), signed=True)
+        quantized = round_on_range(x, level, grids.levels(num_bits, grid), signed)
     return quantized
 
 

@@ -23,12 +23,8 @@ from sat_tf.exact.certificate.record import RuntimeCount, TensorCodes, TensorCou
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations import linear
 from sat_tf.exact.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
-from sat_tf.exact.operations.linear import (
-    linear_operations,
-    requantization_multipliers,
-    weight_counts,
-)
 from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.tensors import Pixels, number_of, some_of
@@ -149,12 +145,11 @@ class SimulatedCounter:
         self._kernels = RUNTIMES[runtime].kernels
         self._graph = graph.on(self._kernels)
         # Operations that both kernel sets compute alike are not simulated again.
-        both = {graph.kernels, self._kernels}
+        both = {graph.kernels, self._kernels} if graph.kernels is not self._kernels else ()
         self._changing = {
             operation.output
             for operation in graph.operations
-            if len(both) > 1
-            and not all(operation.computes_alike(graph, kernels) for kernels in both)
+            if not all(operation.computes_alike(graph, kernels) for kernels in both)
         }
         self._tensors = _counts(graph)
         self._outputs: list[np.ndarray] = []
@@ -218,15 +213,13 @@ class TrainedCounter:
         self._trained = trained
         self._graph = graph
         shares: dict[str, float] = {}
-        for linear in linear_operations(graph.operations):
-            if not linear.real:
-                multipliers = requantization_multipliers(graph, linear).astype(np.float64)
-                shares[linear.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
+        for product in linear.linear_operations(graph.operations):
+            if not product.real:
+                multipliers = linear.requantization_multipliers(graph, product).astype(np.float64)
+                shares[product.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
         self._tensors = {
-            name: TrainedCount(
-                name, graph.tensors[name].shape, explained_share=shares.get(name, 0.0)
-            )
-            for name in trained.names
+            name: TrainedCount(name, tensor.shape, explained_share=shares.get(name, 0.0))
+            for name, tensor in ((name, graph.tensors[name]) for name in trained.names)
         }
         # TFLite fixes the grids of these tensors: values above the last code are meant to get it.
         self._fixed = set[str]()
@@ -342,29 +335,28 @@ class CodesRecorder:
     def result(self) -> list[TensorCodes]:
         """Returns the codes of all tensors, producers first."""
         weights = {
-            operation.output: weight_counts(operation)
-            for operation in linear_operations(self._graph.operations)
+            operation.output: linear.weight_counts(operation)
+            for operation in linear.linear_operations(self._graph.operations)
             if not operation.real
         }
-        tensors = []
-        for name, counts in self._counts.items():
+
+        def recorded(name: str, counts: np.ndarray) -> TensorCodes:
             codes = self._graph.codes(name)
             start, size = codes.lowest - np.iinfo(codes.dtype).min, codes.highest - codes.lowest + 1
-            tensors.append(
-                TensorCodes(
-                    name=name,
-                    operator=self._operators[name],
-                    shape=self._graph.tensors[name].shape,
-                    bits=math.ceil(math.log2(size)),
-                    step=float(codes.scale),
-                    zero_point=codes.zero_point,
-                    lowest=codes.lowest,
-                    counts=counts[start : start + size].tolist(),
-                    sha256=self._hashes[name].hexdigest(),
-                    weights=weights.get(name, {}),
-                )
+            return TensorCodes(
+                name=name,
+                operator=self._operators[name],
+                shape=self._graph.tensors[name].shape,
+                bits=math.ceil(math.log2(size)),
+                step=float(codes.scale),
+                zero_point=codes.zero_point,
+                lowest=codes.lowest,
+                counts=counts[start : start + size].tolist(),
+                sha256=self._hashes[name].hexdigest(),
+                weights=weights.get(name, {}),
             )
-        return tensors
+
+        return [recorded(*counted) for counted in self._counts.items()]
 
 
 @dataclasses.dataclass
@@ -400,14 +392,15 @@ class Comparison:
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Returns the outputs of each model for all images, by its name in a certificate."""
-        return {
-            "simulation": np.concatenate(self._of_simulation),
-            **({"quantized": self.keras.outputs} if self.keras else {}),
-            "tflite": self.counters["xnnpack"].outputs,
-            **({"float": np.concatenate(self._of_float)} if self.float_model else {}),
-        }
+        outputs = {"simulation": np.concatenate(self._of_simulation)}
+        if self.keras:
+            outputs["quantized"] = self.keras.outputs
+        outputs["tflite"] = self.counters["xnnpack"].outputs
+        if self.float_model:
+            outputs["float"] = np.concatenate(self._of_float)
+        return outputs
 
     def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
         """Returns the counts of every runtime."""
-        local = {name: counter.result(reference) for name, counter in self.counters.items()}
-        return local | {name: counter.result(reference) for name, counter in self.simulated.items()}
+        counters: dict[str, RuntimeCounter | SimulatedCounter] = {**self.counters, **self.simulated}
+        return {name: counter.result(reference) for name, counter in counters.items()}

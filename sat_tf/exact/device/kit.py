@@ -183,10 +183,8 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if behind_float.intersection(operation.inputs):
             behind_float.add(operation.output)
     integers = graph.integer_tensors
-    return (
-        tuple(name for name in integers if name not in behind_float),
-        tuple(name for name in integers if name in behind_float),
-    )
+    compared = tuple(name for name in integers if name not in behind_float)
+    return compared, tuple(name for name in integers if name in behind_float)
 
 
 def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:

@@ -48,10 +48,8 @@ def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
     carried = mantissas == 1 << _MANTISSA_BITS
     mantissas = np.where(carried, mantissas >> 1, mantissas)
     exponents = exponents.astype(np.int64) + carried
-    tiny = exponents < _SMALLEST_EXPONENT
-    return Multipliers(
-        np.asarray(np.where(tiny, 0, mantissas)), np.asarray(np.where(tiny, 0, exponents))
-    )
+    is_held = exponents >= _SMALLEST_EXPONENT
+    return Multipliers(np.asarray(mantissas * is_held), np.asarray(exponents * is_held))
 
 
 def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
@@ -80,6 +78,11 @@ def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarr
     """Rounds products half up, then shifts half away from zero."""
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return shifted_away(high, multipliers.right)
+
+
+def rescaled(values: np.ndarray, ratio: np.ndarray | np.float32 | float) -> np.ndarray:
+    """Multiplies values by positive ratios, as `rounded_twice_away` does."""
+    return rounded_twice_away(values.astype(np.int64), fixed_point(ratio))
 
 
 def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
@@ -143,7 +146,7 @@ def sum_as_codes(
 ) -> np.ndarray:
     """Returns sums with 20 more bits as codes."""
     widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
-    return rounded_twice_away(total, fixed_point(widest / float(bits * output_scale)))
+    return rescaled(total, widest / float(bits * output_scale))
 
 
 def rounded_away(values: np.ndarray) -> np.ndarray:

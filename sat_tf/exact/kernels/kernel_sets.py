@@ -124,15 +124,13 @@ REFERENCE = KernelSet(
         else _products(sums, wide_multipliers(*scales), fixed_point.rounded_twice_away)
     ),
     summed=fixed_point.summed,
-    product=lambda products, scales, output: fixed_point.rounded_twice_away(
-        products, fixed_point.fixed_point(xnnpack.product_multiplier(*scales, output))
+    product=lambda products, scales, output: fixed_point.rescaled(
+        products, xnnpack.product_multiplier(*scales, output)
     ),
     mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
     total=lambda sums, count, scales, zeros: (
         zeros[1]
-        + fixed_point.rounded_twice_away(
-            sums - zeros[0] * count, fixed_point.fixed_point(float(scales[0]) / float(scales[1]))
-        )
+        + fixed_point.rescaled(sums - zeros[0] * count, float(scales[0]) / float(scales[1]))
     ),
     # Both are float32 quotients, halves away from zero.
     end=lambda value, scale, zero: float(
@@ -148,8 +146,8 @@ REFERENCE = KernelSet(
     slopes=functions.narrow_slopes,
     leaky=functions.leaky,
     hard_swish=functions.hard_swish,
-    rescaled=lambda codes, source, output: fixed_point.rounded_twice_away(
-        codes, fixed_point.fixed_point(float(source) / float(output))
+    rescaled=lambda codes, source, output: fixed_point.rescaled(
+        codes, float(source) / float(output)
     ),
 )
 # This is all processors with TFLite Micro's reference kernels; not CMSIS-NN's or a vendor's.
@@ -161,8 +159,8 @@ MICRO = dataclasses.replace(
         sums, _multipliers(work, scales), fixed_point.rounded_twice_away
     ),
     # TFLite Micro alone computes the multiplier of a product in float64.
-    product=lambda products, scales, output: fixed_point.rounded_twice_away(
-        products, fixed_point.fixed_point(float(scales[0]) * float(scales[1]) / float(output))
+    product=lambda products, scales, output: fixed_point.rescaled(
+        products, float(scales[0]) * float(scales[1]) / float(output)
     ),
     logistic=functions.logistic_in_fixed_point,
     tanh=functions.tanh_in_fixed_point,
@@ -318,10 +316,10 @@ ARM = dataclasses.replace(
     total=lambda sums, count, scales, zeros: xnnpack.mean(
         sums, np.float32(scales[0] / scales[1]), count, zeros, xnnpack.fused_multiply_add
     ),
-    interpolation=bilinear.OF_XNNPACK_FUSED,
     tabulated=functions.rounded_moved_fused,
     logistic=functions.by_table(functions.logistic_in_float64, functions.rounded_moved_fused),
     tanh=functions.by_table(functions.tanh, functions.rounded_moved_fused),
+    interpolation=bilinear.OF_XNNPACK_FUSED,
 )
 
 _ROWS = X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO, TOSA

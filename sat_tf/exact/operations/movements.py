@@ -7,17 +7,11 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.kernels.bilinear import Grid
-from sat_tf.exact.operations.operation import SELECTED
-from sat_tf.exact.operations.row import Call, Row, Settings, Written
+from sat_tf.exact.operations.operation import SELECTED, Call, Row, Settings, Written
 
 
 def _move(
-    name: str,
-    function: Callable[..., Any],
-    *options: str,
-    pads: bool = False,
-    makes_several: bool = False,
-    written: Written | None = None,
+    name: str, function: Callable[..., Any], *options: str, pads: bool = False, **fields: Any
 ) -> Row:
     """Returns the row of an operator that is a function of its operands, in order, and options.
 
@@ -30,9 +24,7 @@ def _move(
             settings["zero"] = call.made.zero_point if call.made else 0.0
         return function(*call.arrays, **settings)
 
-    return Row(
-        name, rule, options, SELECTED, pads=pads, makes_several=makes_several, written=written
-    )
+    return Row(name, rule, options, SELECTED, pads=pads, **fields)
 
 
 def _slice(values: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -12,8 +12,17 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.functions import FunctionRule
 from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
-from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
-from sat_tf.exact.operations.row import Call, Row, Rule, Written
+from sat_tf.exact.operations.operation import (
+    Basis,
+    Call,
+    Made,
+    Operation,
+    Portability,
+    Row,
+    Rule,
+    Written,
+    stored_codes,
+)
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, expect_grid, grid_of
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
@@ -80,8 +89,8 @@ def _rectifier(activation: Activation) -> Rule:
             # TFLite Micro clips the codes of the input, without bringing them to another grid.
             ends = Codes(source.scale, source.zero_point).clipped(activation).on(call.kernels)
             return np.clip(call.arrays[0], ends.lowest, ends.highest)
-        ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
-        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)
+        ratio = float(np.float32(source.scale / output.scale))
+        return stored_codes(fixed_point.rescaled(call.codes(), ratio), output)
 
     return rule
 
@@ -113,6 +122,10 @@ def _negated(call: Call) -> np.ndarray:
 
 # The grid of a softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
+_TANHS = Codes(np.float32(1.0 / 128.0), 0)
+
+
+_LEAKY = Written(2, "LeakyReluOptions")
 
 
 def _function(name: str, rule: Rule, *options: str, **fields: Any) -> Row:
@@ -125,15 +138,8 @@ ROWS = (
         _by(lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes)),
         written=Written(2, "AbsOptions"),
     ),
-    _function(
-        "LOGISTIC", _by(lambda kernels: kernels.logistic), grid=PROBABILITIES, written=Written(2)
-    ),
-    _function(
-        "TANH",
-        _by(lambda kernels: kernels.tanh),
-        grid=Codes(np.float32(1.0 / 128.0), 0),
-        written=Written(2),
-    ),
+    _function("LOGISTIC", _by(lambda rule: rule.logistic), grid=PROBABILITIES, written=Written(2)),
+    _function("TANH", _by(lambda kernels: kernels.tanh), grid=_TANHS, written=Written(2)),
     _function(
         "ELU", _by(lambda kernels: functions.by_table(_elu, kernels.tabulated)), written=Written(1)
     ),
@@ -144,17 +150,8 @@ ROWS = (
         problem=functions.hard_swish_problem,
         written=Written(1, "HardSwishOptions"),
     ),
-    _function(
-        "LEAKY_RELU",
-        _by(lambda kernels: kernels.leaky),
-        "alpha",
-        written=Written(2, "LeakyReluOptions"),
-    ),
-    *(
-        _function(activation.value, _rectifier(activation))
-        for activation in Activation
-        if activation is not Activation.NONE
-    ),
+    _function("LEAKY_RELU", _by(lambda kernels: kernels.leaky), "alpha", written=_LEAKY),
+    *(_function(end.value, _rectifier(end)) for end in Activation if end is not Activation.NONE),
     _function("EXP", _saturating(np.exp)),
     _function("LOG", _saturating(np.log)),
     _function("RSQRT", _inverse_root),
@@ -285,11 +282,8 @@ class Softmax(Operation):
         """See `Operation`: the codes that it reads are as portable as without it."""
         if self.is_float(graph):
             return super().portability(graph)
-        return Portability(
-            Basis.IMAGES,
-            "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
-            "code of a thousand",
-        )
+        why = "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
+        return Portability(Basis.IMAGES, f"{why}code of a thousand")
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """See `Operation`: a sum of many similar powers does not fit fixed-point kernels."""

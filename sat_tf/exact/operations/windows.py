@@ -1,6 +1,7 @@
 """Kernels moved over images: where they lie, and sums of products."""
 
 import enum
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -88,15 +89,12 @@ def taps(
 def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
     """Multiplies every channel with its own kernels, (rows, columns, outputs)."""
     multiplier = kernel.shape[-1] // values.shape[-1]
-    total: np.ndarray | None = None
-    weights = kernel.reshape(-1, kernel.shape[-1])
-    for tap, view in zip(weights, taps(values, kernel.shape[:2], window, fill=0), strict=True):
-        repeated = np.repeat(view, multiplier, axis=-1) if multiplier > 1 else view
-        product = repeated * tap
-        total = product if total is None else np.add(total, product, out=total)
-    if total is None:
+    if not kernel.size:
         raise ValueError("received an empty kernel, expected at least one weight.")
-    return total
+    views = taps(values, kernel.shape[:2], window, fill=0)
+    pairs = zip(views, kernel.reshape(-1, kernel.shape[-1]), strict=True)
+    products = (np.repeat(view, multiplier, axis=-1) * tap for view, tap in pairs)
+    return functools.reduce(lambda total, product: np.add(total, product, out=total), products)
 
 
 def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:

@@ -23,10 +23,7 @@ from sat_tf.messages import ProblemsError, did_you_mean, printable
 CONFIGURATIONS = {
     "ethos-u55": ("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256"),
     "ethos-u65": ("ethos-u65-256", "ethos-u65-512"),
-    "ethos-u85": (
-        *("ethos-u85-128", "ethos-u85-256", "ethos-u85-512", "ethos-u85-1024"),
-        "ethos-u85-2048",
-    ),
+    "ethos-u85": tuple(f"ethos-u85-{products}" for products in (128, 256, 512, 1024, 2048)),
 }
 # The target of each configuration.
 TARGET_OF = {name: target for target, names in CONFIGURATIONS.items() for name in names}

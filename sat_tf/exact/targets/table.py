@@ -97,12 +97,12 @@ class Target(Processor):
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):
             try:
-                reason, fix = constraint(operator)
+                failure = next(constraint(operator), None)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 # The file lacks tensors or options, or has them in another shape.
                 return "it lacks tensors or options that its kernels read", "convert it again"
-            if reason:
-                return reason, fix
+            if failure is not None:
+                return failure
         return "", ""
 
 
@@ -172,21 +172,17 @@ _MOVES = ("CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLIT_V", "SLICE", "REVER
 _SHAPES = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 _PADS = ("PAD", "PADV2", "MIRROR_PAD")
 
+_STRIDES = constraints.strides(3, more_where_valid=False)
+_LARGE_STRIDES = constraints.strides(3, more_where_valid=True)
+_POOLED = constraints.pooled_windows(largest_padded=None)
+_PADDED = constraints.pooled_windows(largest_padded=8)
 _U55: Mapping[str, tuple[Constraint, ...]] = {
-    "CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=True)),
-    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=False)),
+    "CONV_2D": (*_ETHOS_WEIGHTS, _LARGE_STRIDES),
+    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, _STRIDES),
     "FULLY_CONNECTED": _ETHOS_WEIGHTS,
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.small_strides, constraints.grown_by_strides),
-    "AVERAGE_POOL_2D": (
-        _SMALL_TYPES,
-        constraints.strides(3, more_where_valid=True),
-        constraints.pooled_windows(largest_padded=8),
-    ),
-    "MAX_POOL_2D": (
-        _SMALL_TYPES,
-        constraints.strides(3, more_where_valid=True),
-        constraints.pooled_windows(largest_padded=None),
-    ),
+    "AVERAGE_POOL_2D": (_SMALL_TYPES, _LARGE_STRIDES, _PADDED),
+    "MAX_POOL_2D": (_SMALL_TYPES, _LARGE_STRIDES, _POOLED),
     "MEAN": (_SMALL_TYPES, constraints.one_of_a_batch, constraints.reduced_axes(largest=4096)),
     "RESIZE_BILINEAR": (
         _SMALL_TYPES,
@@ -205,17 +201,14 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(("ADD", "ARG_MAX", "BATCH_MATMUL", "MUL", "SUB", "SUM", "TRANSPOSE"), ()),
     **dict.fromkeys(_SHAPES, ()),
     **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
-    **{
-        name: (_SMALL_TYPES, constraints.strides(3, more_where_valid=False))
-        for name in ("REDUCE_MAX", "REDUCE_MIN")
-    },
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN"), (_SMALL_TYPES, _STRIDES)),
 }
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
-    "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
-    "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
+    "AVERAGE_POOL_2D": (_PADDED,),
+    "MAX_POOL_2D": (_POOLED,),
     "RESIZE_BILINEAR": (constraints.scales_by(*(2**power for power in range(11))),),
     "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
     **dict.fromkeys(("CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),
