@@ -102,23 +102,14 @@ def _named(value: Any) -> str:
 
 
 # Settings that tf_keras does not have, with the value at which Keras 3 does the same.
-_NEUTRAL = {
-    "antialias": False,
+_NEUTRAL: dict[str, Any] = {
     "autocast": True,
     "data_format": "channels_last",
-    "flash_attention": None,
-    "gptq_unpacked_column_size": None,
-    "lora_alpha": None,
-    "lora_rank": None,
-    "optional": False,
-    "pad_to_aspect_ratio": False,
-    "quantization_config": None,
-    "quantization_mode": None,
-    "renorm": False,
-    "rms_scaling": False,
-    "sliding_window": None,
-    "use_gate": False,
-    "vocabulary_size": None,
+    **dict.fromkeys(("antialias", "optional", "pad_to_aspect_ratio", "renorm"), False),
+    **dict.fromkeys(("rms_scaling", "use_gate"), False),
+    **dict.fromkeys(("flash_attention", "sliding_window", "vocabulary_size"), None),
+    **dict.fromkeys(("gptq_unpacked_column_size", "lora_alpha", "lora_rank"), None),
+    **dict.fromkeys(("quantization_config", "quantization_mode"), None),
 }
 # Settings that tf_keras does not have, and that do not matter in inference: settings of randomness,
 # of features that the settings above turn off, and of speed.

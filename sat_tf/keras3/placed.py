@@ -33,14 +33,10 @@ _WITHOUT_EFFECT = ("_initializer", "rng_type")
 _SERIALIZED = {"regularizer": keras3.regularizers, "constraint": keras3.constraints}
 # Settings that Keras 3 does not have, with the value at which tf_keras does the same.
 _NEUTRAL: dict[str, Any] = {
-    "dynamic": False,
     "groups": 1,
-    "input_length": None,
-    "noise_shape": None,
-    "robust_masking": False,
-    "softmax_robust_masking": False,
-    "sparse": False,
-    "time_major": False,
+    **dict.fromkeys(("input_length", "noise_shape"), None),
+    **dict.fromkeys(("dynamic", "sparse", "time_major"), False),
+    **dict.fromkeys(("robust_masking", "softmax_robust_masking"), False),
 }
 
 
