@@ -5,21 +5,14 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
+from sat_tf.analysis.allocation.result import LIMITS, NAMES, read_budget
 from sat_tf.commands.images import USUAL_IMAGES, add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.models import add_model_argument, analysed_model
 from sat_tf.commands.options import PACKS, add_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, bits, usual_policy
 from sat_tf.exact.targets.ethos_u import compiler_options
-from sat_tf.messages import (
-    REMOVED,
-    ProblemsError,
-    RunError,
-    problems_of,
-    say,
-    value_errors_as_run_errors,
-)
+from sat_tf.messages import REMOVED, ProblemsError, RunError, problems_of, say
 
 DESCRIPTION = """\
 Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
@@ -94,22 +87,44 @@ def add_arguments(parser: Parser) -> None:
         "default: auto",
     )
     add_quantization(parser, chosen=True)
-    add_image_arguments(parser, default="none; they are required", usual=str(USUAL_IMAGES))
-    instead = dict.fromkeys((".svg", ".png"), REMOVED["Allocation.curve"])
-    add_outputs(parser, instead=instead, yaml="the policy", csv="the layers")
+    add_image_arguments(parser, usual=str(USUAL_IMAGES))
+    add_outputs(parser, yaml="the policy", csv="the layers")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    options = image_options(arguments, required=True)
+    options = image_options(arguments)
     policy = usual_policy(arguments)
-    budget = _budget(arguments.budget)
-    with value_errors_as_run_errors():
-        npu = arguments.npu and _npu(arguments.npu)
+    budget: dict[str, Any] = {}
+    problems = []
+    for word in arguments.budget:
+        name, equals, text = word.partition("=")
+        if not equals or name in budget:
+            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000, once for each.")
         try:
-            read_budget(budget, npu=npu is not None)
-        except ValueError as error:
-            raise RunError(ProblemsError("--budget", problems_of(error))) from error
+            budget[name] = text if text.endswith("%") else float(text)
+        except ValueError:
+            budget[name] = text
+    if problems:
+        raise RunError(ProblemsError("--budget", problems))
+    npu = None
+    if arguments.npu:
+        words = arguments.npu.split(",")
+        if len(words) not in (1, 3):
+            raise RunError(
+                f"--npu: received {arguments.npu!r}, expected the name of a configuration, alone "
+                "or with those of a system configuration and a memory mode, commas between them."
+            )
+        keys = ("configuration", "system_config", "memory_mode")
+        npu = dict(zip(keys, words, strict=False))
+        try:
+            compiler_options(**npu)  # which the compiler is called with for each layer
+        except (ValueError, ImportError) as error:  # the compiler is an extra
+            raise RunError(f"--npu: {error}") from error
+    try:
+        read_budget(budget, npu=npu is not None)
+    except ValueError as error:
+        raise RunError(ProblemsError("--budget", problems_of(error))) from error
     with analysed_model(arguments, "allocate") as model:
         from sat_tf.analysis.allocation.allocation import allocate
 
@@ -129,36 +144,3 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         write_outputs(arguments, yaml=allocation.write_policy, csv=allocation.write_csv)
     for path in arguments.out:
         say(console, f"Written: {path}")
-
-
-def _budget(words: list[str]) -> dict[str, Any]:
-    """The limits that words like bytes=500000 set; a number may have underscores."""
-    budget: dict[str, Any] = {}
-    problems = []
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or name in budget:
-            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000, once for each.")
-        try:
-            budget[name] = text if text.endswith("%") else float(text)
-        except ValueError:
-            budget[name] = text
-    if problems:
-        raise RunError(ProblemsError("--budget", problems))
-    return budget
-
-
-def _npu(text: str) -> dict[str, str]:
-    """The NPU that words like ethos-u85-256,Ethos_U85_SYS_Flash_High,Shared_Sram name."""
-    words = text.split(",")
-    if len(words) not in (1, 3):
-        raise ValueError(
-            f"--npu: received {text!r}, expected the name of a configuration, alone or with those "
-            "of a system configuration and a memory mode, commas between them."
-        )
-    npu = dict(zip(("configuration", "system_config", "memory_mode"), words, strict=False))
-    try:
-        compiler_options(**npu)  # which the compiler is called with for each layer
-    except (ValueError, ImportError) as error:  # the compiler is an extra
-        raise RunError(f"--npu: {error}") from error
-    return npu

@@ -25,27 +25,20 @@ examples:
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("file", metavar="TFLITE", help="a TFLite file")
-    add_image_arguments(parser, default="none", usual="all")
+    add_image_arguments(parser, usual="all")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     path = pathlib.Path(arguments.file)
     options = image_options(arguments, usual=None)
-    if not path.exists():
-        raise RunError(f"{path}: not found; expected a TFLite file.")
     if path.is_dir():
         raise RunError(
             f"{path}: received a folder, expected a TFLite file; name {path / TFLITE_MODEL}, with "
             f"--images. What a run has measured is in {path / RESULTS}."
         )
     if not path.is_file():
-        raise RunError(f"{path}: received a device or a pipe, expected a TFLite file; name one.")
-    if options.images is None:
-        raise RunError(
-            f"{path}: received a TFLite file without images, expected labelled ones; name them "
-            "with --images."
-        )
+        raise RunError(f"{path}: not found, or no file; expected a TFLite file.")
     with value_errors_as_run_errors():
         interface = file_interface(path)
         if interface.input_type != np.uint8:

@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,14 +17,9 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
 from sat_tf.commands.quantize import expect_float
 from sat_tf.exact.tflite.input_range import INPUT_TYPES
-from sat_tf.messages import IN_A_VIEWER, RunError, say
+from sat_tf.messages import RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
-
-if TYPE_CHECKING:
-    import tf_keras as keras
-
-    from sat_tf.planning.plan import Plan
 
 DESCRIPTION = """\
 A dry run: nothing is trained or quantized. For each layer of a model it says
@@ -61,7 +55,6 @@ def add_arguments(parser: Parser) -> None:
     add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
     add_outputs(
         parser,
-        instead=dict.fromkeys((".svg", ".png"), IN_A_VIEWER),
         html="a page",
         csv="the full table",
         json="an overlay of the file for Model Explorer",
@@ -78,7 +71,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     expect_pictures(arguments.images, arguments.labels)
     with analysed_model(arguments, "explain") as model:
         from sat_tf.graph.network import Network
+        from sat_tf.graph.rewrite import network_of_layers
         from sat_tf.planning.explain import explain
+        from sat_tf.qat.inputs import converts_pixels
         from sat_tf.qat.layout import is_quantized
 
         is_pixels = False
@@ -99,26 +94,22 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             is_pixels = not (policy.states_input_range or is_built_by_name(name))
         plan = explain(model, policy, image_size=size)
         plan.print_to(console)
-        if is_pixels and not plan.problems and _is_guessed(model, plan):
-            say(
-                console,
+        if is_pixels and not plan.problems:
+            network, policy = network_of_layers(model), plan.policy
+            # Neither the policy nor the model says what these are.
+            guessed = [
+                name
+                for name in network.inputs
+                if policy.type_of(name) == INPUT_TYPES[0]
+                and not (name in plan.kept or converts_pixels(network, name))
+                and not (policy.states_type_of(name) or policy.states_range_of(name))
+            ]
+            note = (
                 "Note: the model is taken to be fed pixels, 0 to 255; --images finds its range as "
                 "sat-tf quantize does, --input_range gives it, and --policy input_type=int8 (or "
-                "float32) says that it is fed no pixels.",
-                style="yellow",
+                "float32) says that it is fed no pixels."
             )
+            if guessed:
+                say(console, note, style="yellow")
         write_outputs(arguments, html=plan.write_page, csv=plan.write_csv, json=plan.write_overlay)
     return not plan.problems
-
-
-def _is_guessed(model: "keras.Model", plan: "Plan") -> bool:
-    """Whether an input is taken for pixels though neither the policy nor the model says so."""
-    from sat_tf.graph.rewrite import network_of_layers
-    from sat_tf.qat.inputs import converts_pixels
-
-    network, policy = network_of_layers(model), plan.policy
-    return any(
-        policy.type_of(name) == INPUT_TYPES[0] and not converts_pixels(network, name)
-        for name in network.inputs
-        if not (name in plan.kept or policy.states_type_of(name) or policy.states_range_of(name))
-    )

@@ -182,9 +182,10 @@ def expect_pictures(path: str | None, labels: str | None) -> None:
             raise RunError(f"--images: {error}") from error
 
 
-def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
-    """Adds --images, --labels and --num_images."""
-    add_pictures(parser, f" where they are taken; default: {default}")
+def add_image_arguments(parser: Parser, *, usual: str, default: str = "") -> None:
+    """Adds --images, which are required without a default, --labels and --num_images."""
+    what = f" where they are taken; default: {default}" if default else ""
+    add_pictures(parser, what, required=not default)
     parser.advanced.add_argument(
         "--num_images",
         metavar="N",
@@ -194,12 +195,10 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
 
 
 def image_options(
-    arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES, required: bool = False
+    arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES
 ) -> ImageOptions:
     """The values of --images, --labels and --num_images."""
     expect_pictures(arguments.images, arguments.labels)
-    if required and arguments.images is None:
-        raise RunError("received no images, expected --images: losses are measured on images.")
     return ImageOptions(
         arguments.images, arguments.num_images, usual=usual, labels=arguments.labels
     )

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sat_tf.commands.parser import SHELLS, Parser, completion
@@ -35,23 +35,21 @@ _BAD_INPUT = 2
 _WIDTH_WITHOUT_TERMINAL = 2000
 
 # The commands of a first hour, in its order, and those of research; a module beside this has each.
-_COMMANDS: Mapping[str, Mapping[str, str]] = {
-    "commands": {
-        "quantize": "turn a trained model and a folder of pictures into a certified TFLite file",
-        "explain": "show how a model will be quantized and exported, layer by layer",
-        "verify": "compare a TFLite file with its model, code by code",
-        "evaluate": "print the top-1 and top-5 of a TFLite file on labelled images",
-        "train": "train a float and a quantized model, export and verify",
-        "export": "write a quantized model as a TFLite file",
-    },
-    "research": {
-        "audit": "say whether a model can be trained well, layer by layer",
-        "sensitivity": "show which layers of a float model lose most when quantized",
-        "allocate": "choose the bits of each layer: the least loss within a budget",
-        "paper": "list and run the experiments of the paper",
-    },
+_FIRST = {
+    "quantize": "turn a trained model and a folder of pictures into a certified TFLite file",
+    "explain": "show how a model will be quantized and exported, layer by layer",
+    "verify": "compare a TFLite file with its model, code by code",
+    "evaluate": "print the top-1 and top-5 of a TFLite file on labelled images",
+    "train": "train a float and a quantized model, export and verify",
+    "export": "write a quantized model as a TFLite file",
 }
-COMMANDS = [name for group in _COMMANDS.values() for name in group]
+_OF_RESEARCH = {
+    "audit": "say whether a model can be trained well, layer by layer",
+    "sensitivity": "show which layers of a float model lose most when quantized",
+    "allocate": "choose the bits of each layer: the least loss within a budget",
+    "paper": "list and run the experiments of the paper",
+}
+COMMANDS = {**_FIRST, **_OF_RESEARCH}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,17 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> bool | None:
     """Runs the command that the words of a command line ask for."""
-    groups = {
-        title: "\n".join(f"    {name:13}{what}" for name, what in commands.items())
-        for title, commands in _COMMANDS.items()
-    }
-    top = Parser(
-        prog="sat-tf",
-        usage="sat-tf COMMAND ...",
-        description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
-        "\n`sat-tf COMMAND --help` explains a command.\n\n"
-        + "\n\n".join(f"{title}:\n{lines}" for title, lines in groups.items()),
+    description = (
+        "Low-bit quantization-aware training for Keras, with a certified TFLite export.\n"
+        "`sat-tf COMMAND --help` explains a command.\n"
     )
+    for title, group in (("commands", _FIRST), ("research", _OF_RESEARCH)):
+        lines = "\n".join(f"    {name:13}{about}" for name, about in group.items())
+        description += f"\n{title}:\n{lines}\n"
+    top = Parser(prog="sat-tf", usage="sat-tf COMMAND ...", description=description)
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
     top.add_argument(
         "--completion",
@@ -102,9 +97,8 @@ def _run(words: Sequence[str]) -> bool | None:
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None:
         if shell := top.parse_args(words).completion:
-            about = {name: what for group in _COMMANDS.values() for name, what in group.items()}
-            by_name = {name: (what, command_parser(name)) for name, what in about.items()}
-            print(completion(shell, top, by_name), end="")
+            parsers = {name: (about, command_parser(name)) for name, about in COMMANDS.items()}
+            print(completion(shell, top, parsers), end="")
             return None
         top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
     if name not in COMMANDS:

@@ -41,13 +41,12 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
 
     try:
         incoming = read_model(path, safe_mode=not trust)
-    except UntrustedModelError as error:
-        raise RunError(str(error)) from error
     except OtherFileError as error:
         raise RunError(f"{error}.") from error
     except ValueError as error:
-        # The conversion names its own fixes.
-        raise RunError(str(error) if is_keras3_file(path) else f"{error}; {advice}") from error
+        # These name their own fixes, as the conversion does.
+        has_fix = isinstance(error, UntrustedModelError) or is_keras3_file(path)
+        raise RunError(str(error) if has_fix else f"{error}; {advice}") from error
     if incoming.note is not None:
         print(incoming.note, file=sys.stderr)
     return incoming.model
@@ -148,23 +147,17 @@ def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.
         f"Python: sat_tf.{verb}(model, ...)."
     )
     with value_errors_as_run_errors(name):
-        yield (
-            read_keras_model(path, advice, trust=arguments.trust_model)
-            if is_file
-            else _application(name.removeprefix(_APPLICATIONS), size)
-        )
+        if is_file:
+            yield read_keras_model(path, advice, trust=arguments.trust_model)
+            return
+        import tf_keras as keras
 
-
-def _application(name: str, size: int | None) -> "keras.Model":
-    import tf_keras as keras
-
-    builders = {
-        key: build
-        for key, build in vars(keras.applications).items()
-        if inspect.isfunction(build) and "classes" in inspect.signature(build).parameters
-    }
-    if name not in builders:
-        hint = did_you_mean(name, builders)
-        raise RunError(f"{_APPLICATIONS}{name}: not an image model. {hint}")
-    shape = None if size is None else (size, size, 3)
-    return builders[name](weights=None, classes=1000, input_shape=shape)
+        builders = {
+            f"{_APPLICATIONS}{key}": build
+            for key, build in vars(keras.applications).items()
+            if inspect.isfunction(build) and "classes" in inspect.signature(build).parameters
+        }
+        if name not in builders:
+            raise RunError(f"{name}: not an image model. {did_you_mean(name, builders)}")
+        shape = None if size is None else (size, size, 3)
+        yield builders[name](weights=None, classes=1000, input_shape=shape)

@@ -2,18 +2,13 @@
 
 import argparse
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import Field
 
-from sat_tf.commands.parser import Parser, name_values
-from sat_tf.exact.targets.processors import (
-    OUTPUT_TYPES,
-    PROCESSORS,
-    output_type_problem,
-    target_problem,
-)
+from sat_tf.commands.parser import Parser
+from sat_tf.exact.targets.processors import OUTPUT_TYPES, PROCESSORS
 from sat_tf.files import check_writable
 from sat_tf.messages import ProblemsError
 from sat_tf.messages.validation import Seed, option
@@ -46,7 +41,7 @@ def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
-def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str) -> None:
+def add_outputs(parser: Parser, **kinds: str) -> None:
     """Adds --out, for files of some kinds, each with its ending, that a command writes if asked."""
     listed = "; ".join(f".{ending}: {what}" for ending, what in kinds.items())
     parser.add_argument(
@@ -57,7 +52,7 @@ def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **k
         default=[],
         help=f"a file to write, which its ending chooses: {listed}; can be given several times",
     )
-    parser.set_defaults(endings=tuple(f".{ending}" for ending in kinds), instead=instead or {})
+    parser.set_defaults(endings=tuple(f".{ending}" for ending in kinds))
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
@@ -65,10 +60,9 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     problems = []
     for path in map(pathlib.Path, arguments.out):
         if path.suffix.lower() not in arguments.endings:
-            fix = arguments.instead.get(path.suffix.lower(), "give it such a name")
             problems.append(
                 f"{path}: received {path.suffix or 'no ending'}, expected one of "
-                f"{', '.join(arguments.endings)}; {fix}."
+                f"{', '.join(arguments.endings)}; give it such a name."
             )
             continue
         try:
@@ -114,7 +108,7 @@ def add_output_type(parser: Parser, *, default: str) -> None:
     parser.advanced.add_argument(
         "--output_type",
         metavar="|".join(OUTPUT_TYPES),
-        type=_known(output_type_problem),
+        choices=OUTPUT_TYPES,
         help="int8 and uint8 end the file in its last codes, for processors without floating "
         f"point; default: {default}",
     )
@@ -122,21 +116,9 @@ def add_output_type(parser: Parser, *, default: str) -> None:
 
 def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
     """Adds --target, for every command that plans, makes or checks a file."""
-    option = parser.add_argument(
+    parser.add_argument(
         "--target",
         metavar="NAME",
-        type=_known(target_problem),
+        choices=list(PROCESSORS),
         help=f"the processor of the file: {', '.join(PROCESSORS)}; default: {default}",
     )
-    name_values(option, PROCESSORS)
-
-
-def _known(problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
-    """The type of an option whose value the library checks."""
-
-    def known(text: str) -> str:
-        if problem := problem_of(text):
-            raise argparse.ArgumentTypeError(problem)
-        return text
-
-    return known

@@ -122,9 +122,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> bool:
             f"sat-tf paper show: received {len(jobs)} rows, expected one; name one of: "
             f"{', '.join(job.row for job in jobs)}."
         )
-    console.print(
-        config_text(jobs[0].config), end="", highlight=False, markup=False, soft_wrap=True
-    )
+    say(console, config_text(jobs[0].config).rstrip())
     return True
 
 
@@ -140,8 +138,7 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def _table(arguments: argparse.Namespace, console: Console) -> bool:
     outcomes = read_outcomes(pathlib.Path(arguments.results))
-    text = markdown(_found(arguments.rows), outcomes)
-    console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
+    say(console, markdown(_found(arguments.rows), outcomes).rstrip())
     return True
 
 

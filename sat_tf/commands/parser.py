@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import itertools
 import re
 import shlex
 import sys
@@ -9,13 +10,15 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from sat_tf.messages import nearest, shown
+from sat_tf.messages import REMOVED, nearest, shown
 
 RANGE = "--input_range"
 _OPTION = re.compile(r"--?[A-Za-z]")
 _NEGATIVE = re.compile(r"-[\d.]")
 _NO_VALUE = re.compile(r"argument (\S+): ignored explicit argument (.*)$")
-_CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<known>.*)\)$")
+_CHOICE = re.compile(
+    r"(?P<option>\w+): invalid choice: '(?P<received>.*)' \(choose from (?P<known>.*)\)$"
+)
 
 # Options with the meaning of words that sat-tf had before, or that other tools have; of several,
 # the first that the command takes is suggested.
@@ -66,6 +69,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
         )
+        # A range may begin with a minus, as a number may; argparse has no public name for it.
+        self._negative_number_matcher = _NEGATIVE
 
     @functools.cached_property
     def advanced(self) -> "argparse._ArgumentGroup":
@@ -80,16 +85,14 @@ class Parser(argparse.ArgumentParser):
         return [name for name in names if name.startswith("--") and name != "--help"]
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses words, after refusing unknown options."""
-        words = with_negative_ranges(sys.argv[1:] if args is None else args)
+        """Parses words, after refusing all unknown options; argparse takes none as a value."""
+        words = sys.argv[1:] if args is None else args
         # A parser of actions leaves options to the parsers of its actions.
         if self._subparsers is None:
-            unknown = dict.fromkeys(_unknown(words, self._option_string_actions))
-            if unknown:  # all at once, before missing arguments are reported
-                problems = (
-                    f"{name}: no option of {self.prog}{self._fix(name)}" for name in unknown
-                )
-                self.error(" ".join(problems))
+            ends = [word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)]
+            options = dict.fromkeys(w for w in ends if _OPTION.match(w) and " " not in w)
+            if unknown := [name for name in options if name not in self._option_string_actions]:
+                self.error(" ".join(map(self._refusal, unknown)))
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -99,17 +102,19 @@ class Parser(argparse.ArgumentParser):
         elif words := message.partition("unrecognized arguments: ")[2]:
             message = f"received {words}, expected no such word; write its option in front of it"
         elif match := _CHOICE.search(message):
-            choices = re.findall(r"[^\s',]+", match["known"])
-            meant = nearest(match["received"], choices)
-            message = f"{message}{f'. Did you mean {meant}?' if meant else ''}"
+            if (removed := f"{match['option']}={match['received']}") in REMOVED:
+                message += f"; {REMOVED[removed]}."
+            elif meant := nearest(match["received"], re.findall(r"[^\s',]+", match["known"])):
+                message += f". Did you mean {meant}?"
         super().error(shown(message))
 
-    def _fix(self, option: str) -> str:
-        """Returns the end of the sentence on an unknown option: what to write in its place."""
+    def _refusal(self, option: str) -> str:
+        """A sentence on an unknown option: what to write in its place, or why there is none."""
         if option in self.refused:
-            return f": {self.refused[option]}."
-        meant = self._meant(option)
-        return f". Did you mean {meant}?" if meant else "."
+            fix = f": {self.refused[option]}."
+        else:
+            fix = f". Did you mean {meant}?" if (meant := self._meant(option)) else "."
+        return f"{option}: no option of {self.prog}{fix}"
 
     def _meant(self, option: str) -> str | None:
         word = option.lstrip("-").replace("-", "_").lower()
@@ -129,37 +134,9 @@ class Parser(argparse.ArgumentParser):
         return meant and by_name[meant]
 
 
-def name_values(option: argparse.Action, values: Iterable[str]) -> None:
-    """Tells shells the values of an option that has a type of its own in place of choices."""
-    option.values = tuple(values)  # type: ignore[attr-defined]
-
-
-def _unknown(words: Sequence[str], options: Iterable[str]) -> Iterator[str]:
-    """Yields the unknown options among words; argparse takes none of these as a value."""
-    for word in words:
-        if word == "--":
-            return
-        name = word.partition("=")[0]
-        if _OPTION.match(word) and " " not in name and name not in options:
-            yield name
-
-
-def with_negative_ranges(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with a negative range joined to its --input_range."""
-    joined: list[str] = []
-    for word in words:
-        if joined and joined[-1] == RANGE and _NEGATIVE.match(word):
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
 # -- scripts that let a shell complete the words of `sat-tf` ------------------------------------
 
 SHELLS = ("bash", "zsh", "fish")
-# Metavars in small letters are values themselves.
-_VALUES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
 
 
 class _Word(NamedTuple):
@@ -173,9 +150,7 @@ class _Word(NamedTuple):
 def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
     """The words of a command, and of its actions where it has some."""
     for action in parser._actions:  # argparse has no public list of them
-        values = list(map(str, action.choices or getattr(action, "values", None) or ()))
-        if not values and _VALUES.fullmatch(str(action.metavar)):
-            values = str(action.metavar).split("|")
+        values = list(map(str, action.choices or ()))
         about = (action.help or "").replace("%%", "%").partition(";")[0]
         yield _Word(action.option_strings, about, values)
         if isinstance(action, argparse._SubParsersAction):

@@ -94,25 +94,21 @@ def asked_policy(
             "fields as KEY=VALUE."
         )
     named = ("input_range", "target", "unsupported")
-    flags = {name: getattr(arguments, name) for name in named}
-    flags = {name: value for name, value in flags.items() if value is not None}
-    of_run = config is not None and config.is_file()
-    if asked_bits is None and not (words or flags or of_run):
+    flags = {name: value for name in named if (value := getattr(arguments, name)) is not None}
+    if config is not None and not config.is_file():
+        config = None
+    if asked_bits is None and not (words or flags or config):
         return None
-    fields: dict[str, Any] = {}
+    usual = dict.fromkeys(("weight_bits", "activation_bits"), asked_bits or USUAL_BITS)
+    fields: dict[str, Any] = usual
     if files:
-        usual = {"weight_bits": USUAL_BITS, "activation_bits": USUAL_BITS}
         fields = usual | _fields_in(pathlib.Path(files[0]))
-    elif of_run and config is not None:
+    elif config is not None:
         fields = _fields_in(config)
-    else:
-        asked_bits = asked_bits or USUAL_BITS
     if asked_bits is not None:
-        fields |= {"weight_bits": asked_bits, "activation_bits": asked_bits}
+        fields |= usual
     problems = []
-    for word in words:
-        if word in files:
-            continue
+    for word in (word for word in words if word not in files):
         key, _, text = word.partition("=")
         try:
             fields[key.strip()] = load_yaml(text)
@@ -120,7 +116,6 @@ def asked_policy(
             problems.append(f"{word!r}: the value is not valid YAML; {error}")
     if flags:
         fields = {key: value for key, value in fields.items() if key != OLD_INPUT_RANGE} | flags
-    policy = None
     try:
         policy = BitPolicy(**fields)
     except ValueError as error:
@@ -175,7 +170,7 @@ def with_input_range(
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.graph.rewrite import network_of_layers
-    from sat_tf.qat.input_range_checks import float_statistics
+    from sat_tf.qat.input_range_checks import range_statistics
     from sat_tf.qat.inputs import converts_pixels
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
@@ -187,7 +182,7 @@ def with_input_range(
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         stated = policy.range_of(model.input_names[0])
-        statistics = float_statistics(network, [stated.fed(pixels)], 0, stated)
+        statistics = range_statistics(network, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
             fits = statistics.fitting
             ends = ",".join(f"{end:.6g}" for end in (*fits.low, *fits.high))
@@ -209,7 +204,7 @@ def with_input_range(
     try:
         best_accuracies = found_range(subject, model, pixels, labels)
     except ValueError:
-        statistics = float_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
+        statistics = range_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
         best = None if statistics is None else statistics.best
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")

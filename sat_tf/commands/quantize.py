@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf import output_folder
 from sat_tf.commands.images import add_pictures, expect_pictures, find_pictures, fixed_input_shape
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
@@ -19,7 +18,14 @@ from sat_tf.exact.certificate.rules import sentence
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.messages.tables import Marked, marked_text, points
 from sat_tf.messages.validation import Count, PositiveNumber, option
-from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
+from sat_tf.output_folder import (
+    CERTIFICATE_PAGE,
+    QUANTIZED_MODEL,
+    REPORT,
+    TFLITE_MODEL,
+    OutputFolder,
+    run_name,
+)
 from sat_tf.report.results import Results
 
 if TYPE_CHECKING:
@@ -149,8 +155,21 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             arguments=arguments,
         ).write()
     headline = headline_of(certificate, results) or certificate.verdict
-    print_ending(arguments.bits, folder, certificate, results, headline, why_not, console)
-    return conclude(folder.file(TFLITE_MODEL), headline, console)
+    names = (TFLITE_MODEL, CERTIFICATE_PAGE, REPORT, QUANTIZED_MODEL)
+    tflite, *beside = (folder.file(name) for name in names if folder.file(name).exists())
+    advice = next_step(arguments.bits, headline, results, why_not, is_exact=certificate.is_exact)
+    # Nothing tells which answers are right without labels.
+    is_measured = results is not None and results.gained is not None
+    lines: dict[str, str | Marked] = {
+        "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
+        "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
+        "Proof": headline,
+        "Next": advice,
+        "Files": f"{tflite} for the device; beside it {', '.join(file.name for file in beside)}",
+    }
+    for label, words in lines.items():
+        say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))
+    return conclude(tflite, headline, console)
 
 
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
@@ -174,37 +193,7 @@ def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     fixed_input_shape(model, str(path))
 
 
-# -- the last lines: accuracy, size, verdict, what to do next, and the files --------------------
-
-
-def print_ending(
-    bits: int,
-    folder: OutputFolder,
-    certificate: Certificate,
-    results: Results | None,
-    headline: Marked,
-    why_not: str,
-    console: Console,
-) -> None:
-    """Prints the last lines."""
-    names = (
-        output_folder.TFLITE_MODEL,
-        output_folder.CERTIFICATE_PAGE,
-        output_folder.REPORT,
-        output_folder.QUANTIZED_MODEL,
-    )
-    model, *companions = (folder.file(name) for name in names if folder.file(name).exists())
-    # Nothing tells which answers are right without labels.
-    is_measured = results is not None and results.gained is not None
-    lines: dict[str, str | Marked] = {
-        "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
-        "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
-        "Proof": headline,
-        "Next": next_step(bits, headline, results, why_not, is_exact=certificate.is_exact),
-        "Files": f"{model} for the device; beside it {', '.join(file.name for file in companions)}",
-    }
-    for label, words in lines.items():
-        say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))
+# -- the last lines ----------------------------------------------------------------------------
 
 
 def accuracy(certificate: Certificate, results: Results | None) -> str:
@@ -227,9 +216,9 @@ def next_step(
 
     `why_not` says why the pictures cannot be trained on; it is empty where they can.
     """
-    ready = f"build {output_folder.TFLITE_MODEL} into the app"
+    ready = f"build {TFLITE_MODEL} into the app"
     if headline.kind == "bad":
-        ready = f"do not ship it; {output_folder.CERTIFICATE_PAGE} says where it goes wrong"
+        ready = f"do not ship it; {CERTIFICATE_PAGE} says where it goes wrong"
         if not is_exact:
             return ready
     is_trained = results is not None and results.learning_rate is not None

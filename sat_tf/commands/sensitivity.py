@@ -34,7 +34,7 @@ _Drop = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number 
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
-    add_image_arguments(parser, default="none; images are required", usual=str(USUAL_IMAGES))
+    add_image_arguments(parser, usual=str(USUAL_IMAGES))
     add_quantization(parser)
     parser.advanced.add_argument(
         "--metric",
@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    options = image_options(arguments, required=True)
+    options = image_options(arguments)
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
     policy = usual_policy(arguments)

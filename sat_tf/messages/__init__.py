@@ -119,20 +119,16 @@ IN_A_VIEWER = (
     "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
     "in Python write_overlay(path), writes"
 )
-_FOR_EACH_BUDGET = "use sat_tf.allocate once for each value of the budget"
-_IN_STATEMENTS = "use statements, which has the sentence"
-_NO_CHECKPOINTS = "leave it out: every epoch is saved as it ends, and replaces the one before"
-_NO_COMPILER = (
-    "use 'int8', or the Ethos-U that the file is for: no compiler confirms what this one takes"
-)
 # Names of earlier versions, with what to do in their place.
 REMOVED = {
     "allocate.ideal_bytes": "use average_weight_bits, which are 8 · ideal bytes / weights",
     "allocate.bit_operations": "use average_bits, or milliseconds of an npu",
     "allocate.compiled_bytes": "use milliseconds of the npu, or bytes of the .tflite file",
     "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
-    "Allocation.curve": _FOR_EACH_BUDGET,
-    "Allocation.write_picture": _FOR_EACH_BUDGET,
+    **dict.fromkeys(
+        ("Allocation.curve", "Allocation.write_picture"),
+        "use sat_tf.allocate once for each value of the budget",
+    ),
     "Plan.write_diagram": IN_A_VIEWER,
     "Plan.elsewhere": "use cpu_fallback",
     "Plan.unknown": "use the rows whose multiply_adds are None",
@@ -147,10 +143,10 @@ REMOVED = {
     },
     "Certificate.parting": "use output_mismatches, or trained_notes, which has the sentences",
     "Certificate.few_images": "use has_few_images, or verdict, which has the sentence",
-    "Certificate.of_float": _IN_STATEMENTS,
-    "Certificate.measured_on": _IN_STATEMENTS,
-    "Certificate.beyond_proof": _IN_STATEMENTS,
-    "Certificate.left_to_the_cpu": _IN_STATEMENTS,
+    **{
+        f"Certificate.{name}": "use statements, which has the sentence"
+        for name in ("of_float", "measured_on", "beyond_proof", "left_to_the_cpu")
+    },
     "Certificate.target_title": "use target, the name of the processor",
     "Certificate.float_verdict": "use largest_float_difference of runtimes['xnnpack']",
     "Sensitivity.mean_weight_bits": "use weight_bits and num_weights of its layers",
@@ -171,11 +167,16 @@ REMOVED = {
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
     "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
     "others": "leave it out: methods that sat-tf can run are rows of configs/paper/methods.yaml",
-    "training.checkpoint_minutes": _NO_CHECKPOINTS,
-    "training.checkpoint_steps": _NO_CHECKPOINTS,
-    "training.keep_checkpoints": _NO_CHECKPOINTS,
-    "target=edgetpu": _NO_COMPILER,
-    "target=android-npu": _NO_COMPILER,
+    **{
+        f"training.{name}": "leave it out: every epoch is saved as it ends, and replaces the one "
+        "before"
+        for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints")
+    },
+    **{
+        f"target={name}": "use 'int8', or the Ethos-U that the file is for: no compiler confirms "
+        "what this one takes"
+        for name in ("edgetpu", "android-npu")
+    },
 }
 
 

@@ -95,9 +95,7 @@ def judge_command(
 ) -> Verdict:
     """The verdict on a command of sat-tf, but for the files that it leaves.
 
-    Args:
-        about: names, one of which an error has to say; none where the words are at fault.
-        wrong: what was found to be wrong with its result, if it has one.
+    An error has to say one of the names `about`; `wrong` is what is wrong with its result, if any.
     """
     expect_an_end(ended, most_seconds=most_seconds)
     if ended.status not in (0, 1, _BAD_INPUT):
@@ -123,36 +121,23 @@ def judge_command(
 
 def files_in(folder: pathlib.Path) -> dict[str, Sequence[int]]:
     """The files below a folder, with the size and the time of each."""
-    found = {}
-    for path in folder.rglob("*"):
-        if not path.is_dir() or path.is_symlink():
-            facts = path.lstat()
-            found[str(path.relative_to(folder))] = [facts.st_size, facts.st_mtime_ns]
-    return found
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    facts = {str(path.relative_to(folder)): path.lstat() for path in paths}
+    return {name: [fact.st_size, fact.st_mtime_ns] for name, fact in facts.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A command with hostile files.
+    """A command with hostile files."""
 
-    Attributes:
-        words: of `sat-tf`, or "python" and a script, to be run in the folder of the case.
-        about: names of files, one of which an error has to say.
-        outputs: names of files that the command may write where it ends well.
-        leaves: names of those that it may leave where it fails, such as a run to be resumed.
-        environment: variables to set.
-        check: says, after a command that ended well with a status, what is wrong with its result;
-            None where nothing is.
-        most_seconds: of the processor, that the command may take.
-    """
-
-    words: Sequence[str]
-    about: Sequence[str] = ()
-    outputs: Sequence[str] = ()
+    words: Sequence[str]  # Of `sat-tf`, or "python" and a script, to be run in the case's folder.
+    about: Sequence[str] = ()  # Names of files, one of which an error has to say.
+    outputs: Sequence[str] = ()  # Names of files that it may write where it ends well.
+    # Says, after a command that ended well with a status, what is wrong with its result, if any.
     check: Callable[[int], str | None] = lambda status: None
-    leaves: Sequence[str] = ()
+    leaves: Sequence[str] = ()  # What it may leave where it fails, such as a run to be resumed.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    most_seconds: float = MOST_SECONDS
+    most_seconds: float = MOST_SECONDS  # Of the processor.
 
 
 # TensorFlow removes these when Python exits, which forks skip.
@@ -162,13 +147,10 @@ _KEPT = ("words", "about", "outputs", "leaves", "environment", "most_seconds")
 
 
 def played(make: str | None, seed: str, folder: pathlib.Path, *, on: str) -> Verdict:
-    """Makes and runs a case in a process of its own, in `case` in an empty folder.
+    """Makes and runs a case on a server, in `case` in an empty folder.
 
-    Args:
-        make: the module and the name of a function that puts the files of a case into the working
-            directory, by a generator of random numbers, and returns the case; None for a kept one.
-        seed: of the generator, or the folder of a kept case.
-        on: the name of the server.
+    `make` names a function that puts the files of a case into the working directory, by a generator
+    with a seed, and returns the case; None takes the case that is kept in the folder `seed`.
     """
     place = folder / "case"
     place.mkdir()

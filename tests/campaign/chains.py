@@ -1,16 +1,24 @@
-"""Chains of commands on a tiny model, undisturbed, and what has to be true of the files they leave.
+"""Chains of commands on a tiny model: left alone, killed, asked to stop, or refused by a disk.
 
-A chain that was disturbed has to come to the same files as one that was left alone.
+Whatever befalls a command, every file is whole; the chain that it belongs to then goes on, and
+comes to the files of one that was left alone. Ctrl-C reaches all processes that a terminal has
+started, SIGTERM the one that is named. A command that is stopped ends with the status that shells
+know (130, 143), or, where a run has saved itself on SIGTERM, with 0, and says so once. A disk
+refuses one event, all from there on, or any byte more: that is one error that names the file and
+the fix. Neither leaves a temporary file. Four processes at once work in one folder, and in four.
 """
 
+import concurrent.futures
 import csv
 import dataclasses
 import functools
 import io
 import json
 import pathlib
+import random
 import re
 import shutil
+import signal
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -21,9 +29,19 @@ import yaml
 from PIL import Image
 
 from tests.campaign import moments
-from tests.campaign.cases import FindingError, expect_success
+from tests.campaign.cases import (
+    CLEAR,
+    SOUND,
+    FindingError,
+    Verdict,
+    expect_an_end,
+    expect_success,
+    findings_of,
+    judge_command,
+)
+from tests.campaign.moments import EVENTS, NAMES_CHANGE, REFUSALS, REMOVALS
 from tests.campaign.originals import original
-from tests.campaign.processes import Ended, server
+from tests.campaign.processes import Ended, Server, server
 
 _QUANTIZE = ("quantize", "float.keras", "--input_range", "0,255", "--out", "done", "--images")
 _VERIFY = ("verify", "own.tflite", "--images", "pictures", "--out", "proof", "--runtime", "xnnpack")
@@ -76,7 +94,7 @@ def begin(folder: pathlib.Path, name: str = "", done: int = 0) -> pathlib.Path:
     """Makes the working directory of a chain, `case` in a folder, with so many commands done."""
     place = folder / "case"
     if done:
-        shutil.copytree(reference(name).commands[done - 1].left, place, symlinks=True)
+        shutil.copytree(reference(name)[done - 1].left, place, symlinks=True)
         return place
     place.mkdir(parents=True)
     for source in map(original, _INPUTS):
@@ -86,40 +104,25 @@ def begin(folder: pathlib.Path, name: str = "", done: int = 0) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Undisturbed:
-    """A command of a chain that was left alone.
+    """A command of a chain that was left alone."""
 
-    Attributes:
-        seconds: of the processor that it took.
-        events: that it counted.
-        left: a copy of the working directory as it was behind it.
-    """
-
-    seconds: float
-    events: tuple[str, ...]
-    left: pathlib.Path
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """A chain that was left alone: its working directory with its files, and its commands."""
-
-    place: pathlib.Path
-    commands: tuple[Undisturbed, ...]
+    seconds: float  # Of the processor.
+    events: Sequence[str]
+    left: pathlib.Path  # A copy of the working directory as it was behind it.
 
 
 @functools.cache
-def reference(name: str) -> Reference:
-    """The chain of this name, left alone; it runs once in a process."""
+def reference(name: str) -> Sequence[Undisturbed]:
+    """The commands of the chain of this name, left alone; it runs once in a process."""
     place = begin(pathlib.Path(_kept_folder().name, name))
     commands = []
     for words in CHAINS[name]:
         ended = run(words, place)
         if ended.status:
             raise RuntimeError(f"{' '.join(words)}: {ended.err}")
-        left = place.with_name(f"behind {len(commands)}")
-        shutil.copytree(place, left, symlinks=True)
-        commands.append(Undisturbed(ended.seconds, tuple(events_of(place)), left))
-    return Reference(place, tuple(commands))
+        left = shutil.copytree(place, f"{place} {len(commands)}", symlinks=True)
+        commands.append(Undisturbed(ended.seconds, events_of(place), pathlib.Path(left)))
+    return commands
 
 
 def run(words: Sequence[str], place: pathlib.Path, moment: dict[str, Any] | None = None) -> Ended:
@@ -171,7 +174,7 @@ def expect_the_end(place: pathlib.Path, name: str, commands: Sequence[Sequence[s
     """Goes on with some commands of a chain; raises the finding of other files in the end."""
     for words in commands:
         expect_success(run(words, place), most_seconds=MOST_SECONDS)
-    found, wanted = _files(place), _files(reference(name).place)
+    found, wanted = _files(place), _files(reference(name)[-1].left)
     if names := set(found) ^ set(wanted):
         raise FindingError("wrong", f"missing or new: {', '.join(sorted(names)[:5])}")
     for path, other in ((found[path], wanted[path]) for path in found):
@@ -249,3 +252,137 @@ def _without_times(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_times(one) for one in value]
     return value
+
+
+# -- what befalls them -----------------------------------------------------------------------------
+
+
+def _moment(rng: random.Random, what: str, command: Undisturbed) -> dict[str, Any]:
+    """A time while a command runs, or one of its events."""
+    events = NAMES_CHANGE if what == "kill" else EVENTS
+    count = sum(event.split()[0] in events for event in command.events)
+    if what not in REFUSALS and (not count or rng.random() < 0.5):
+        return {"what": what, "seconds": rng.uniform(0, 0.9) * command.seconds}
+    after = what == "kill" and rng.random() < 0.5
+    return {"what": what, "events": events, "number": rng.randrange(count or 1), "after": after}
+
+
+def play_kills(seed: int, folder: pathlib.Path) -> Verdict:
+    """Kills the commands of a chain up to four times in a row, and lets it come to its end."""
+    rng = random.Random(f"kills {seed}")
+    name = sorted(CHAINS)[seed % len(CHAINS)]
+    place, waiting, killed = begin(folder), list(range(len(CHAINS[name]))), 0
+    with findings_of(name):
+        for _ in range(4):
+            while waiting:
+                index = waiting[0]
+                moment = _moment(rng, "kill", reference(name)[index])
+                ended = run(CHAINS[name][index], place, moment)
+                if ended.status == -signal.SIGKILL and not ended.is_late:
+                    killed += 1
+                    break
+                # The moment comes when the command is over.
+                expect_success(ended, most_seconds=MOST_SECONDS)
+                del waiting[0]
+            expect_whole_files(place)
+        expect_the_end(place, name, [CHAINS[name][index] for index in waiting])
+        expect_nothing_left(folder)
+    return Verdict(SOUND, f"{name}, killed {killed} times")
+
+
+def play_signals(seed: int, folder: pathlib.Path) -> Verdict:
+    """Sends a signal to a command of the seed's chain."""
+    return _disturbed(f"signals {seed}", seed, ("int", "term"), folder)
+
+
+def play_disks(seed: int, folder: pathlib.Path) -> Verdict:
+    """Refuses an event of a command of the seed's chain, or runs four chains at once."""
+    if seed % 20 == 10:
+        return _together(seed // 20, folder)
+    return _disturbed(f"disks {seed}", seed, REFUSALS, folder)
+
+
+def _disturbed(
+    draw: str, seed: int, disturbances: tuple[str, ...], folder: pathlib.Path
+) -> Verdict:
+    rng = random.Random(draw)
+    name, what = sorted(CHAINS)[seed % len(CHAINS)], rng.choice(disturbances)
+    index = rng.randrange(len(CHAINS[name]))
+    place, words = begin(folder, name, index), CHAINS[name][index]
+    moment = _moment(rng, what, reference(name)[index])
+    about = f"{name}, {words[0]}, {moment}"
+    with findings_of(about):
+        ended = run(words, place, moment)
+        events = events_of(place)
+        refused: list[str] = []
+        if what in REFUSALS:
+            judge_command(ended, about=_ABOUT, most_seconds=MOST_SECONDS)
+            refused = events[moment["number"] :][:1]
+        else:
+            expect_an_end(ended, most_seconds=MOST_SECONDS)
+            known = reference(name)[index].events
+            goes_on = len(events) > moment.get("number", len(known)) + _FEW
+            _expect_a_clean_stop(ended, what, goes_on=goes_on)
+        expect_whole_files(place)
+        # What could not be removed is left.
+        if not any(event.startswith(REMOVALS) for event in refused):
+            expect_nothing_left(folder)
+        is_done = what in REFUSALS and not ended.status
+        expect_the_end(place, name, CHAINS[name][index + is_done :])
+    return Verdict(CLEAR if ended.status else SOUND, about)
+
+
+# Errors name one of these.
+_ABOUT = ("done", "own", "proof", "again", "kit.zip", "plan", "tmp", "case")
+# One of these says that a command was stopped, once.
+_SAID = re.compile(r"interrupted; |terminated; |Stopped as asked; ")
+# Python looks for signals now and then: so many events may follow one.
+_FEW = 5
+_ENDINGS = {"int": (130,), "term": (143, 0)}
+
+
+def _expect_a_clean_stop(ended: Ended, what: str, *, goes_on: bool) -> None:
+    """Raises the finding of how a command has ended that was asked to stop.
+
+    `goes_on` says whether, if it says nothing, it has gone on, and was not over before.
+    """
+    said = ended.out + ended.err
+    count = len(_SAID.findall(said))
+    if ended.status == 0 and not count and not goes_on and "Exception ignored" not in said:
+        return
+    if ended.status not in _ENDINGS[what] or count != 1 or "Exception ignored" in said:
+        raise FindingError("unclear", f"status {ended.status}, {count} messages: {said[-1000:]}")
+    if "error: " in said:
+        raise FindingError("unclear", said[-1000:])
+
+
+def _together(number: int, folder: pathlib.Path) -> Verdict:
+    """Four processes run the same chain at once, in one folder or in four."""
+    is_one, name = number % 2 == 0, sorted(CHAINS)[number // 2 % len(CHAINS)]
+    folders = ["0"] if is_one else ["0", "1", "2", "3"]
+    places = [begin(folder / at) for at in folders] * (4 if is_one else 1)
+    about = f"{name}, four at once in {'one folder' if is_one else 'four'}"
+
+    def work(index: int) -> list[Ended]:
+        # Each prints into files beside a folder of its own.
+        beside, place = folder / f"of {index}" / "case", str(places[index])
+        beside.mkdir(parents=True)
+        own = Server("tensorflow")
+        try:
+            calls = [("tests.campaign.cases:command", words, place) for words in CHAINS[name]]
+            return [own.call(*call, cwd=beside, seconds=WALL_SECONDS) for call in calls]
+        finally:
+            own.end()
+
+    with findings_of(about):
+        reference(name)
+        with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
+            ends = [ended for all_of_one in pool.map(work, range(4)) for ended in all_of_one]
+        for ended in ends:
+            judge_command(ended, about=_ABOUT, most_seconds=MOST_SECONDS)
+            if not is_one:
+                expect_success(ended, most_seconds=MOST_SECONDS)
+        for place in places[:1] if is_one else places:
+            expect_whole_files(place)
+            expect_the_end(place, name, CHAINS[name] if is_one else ())
+    return Verdict(SOUND, about)

@@ -4,27 +4,19 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
-from tests.campaign import disturbances, loads, names
+from tests.campaign import chains, loads, names
 from tests.campaign.cases import FindingError, Verdict, played
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of hostile cases.
+    """A kind of hostile cases."""
 
-    Attributes:
-        what: it is, in words, for the table of the documentation.
-        count: how many cases a full run has.
-        few: how many `make test-all` has.
-        on: the name of its server; see `tests.campaign.processes`.
-        case: plays a case in an empty folder, or the module of `tests.campaign` with a function
-            that makes one of files.
-    """
-
-    what: str
-    count: int
-    few: int
-    on: str
+    what: str  # For the table of the documentation.
+    count: int  # Of a full run.
+    few: int  # Of `make test-all`.
+    on: str  # The name of its server; see `tests.campaign.processes`.
+    # Plays a case in an empty folder, or the module here with a function that makes one of files.
     case: Callable[[int, pathlib.Path], Verdict] | str
 
 
@@ -40,9 +32,9 @@ KINDS = {
     "records": Kind("record sets", 500, 10, _HEAVY, "pictures"),
     "clusters": Kind("values of `TF_CONFIG`", 200, 4, _HEAVY, "files"),
     "tables": Kind("names of classes and policies", 500, 5, _HEAVY, "files"),
-    "kills": Kind("kills of chains of commands", 30, 1, _HEAVY, disturbances.play_kills),
-    "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, _HEAVY, disturbances.play_signals),
-    "disks": Kind("disks that refuse, shared folders", 232, 2, _HEAVY, disturbances.play_disks),
+    "kills": Kind("kills of chains of commands", 30, 1, _HEAVY, chains.play_kills),
+    "signals": Kind("SIGINT and SIGTERM in commands", 200, 1, _HEAVY, chains.play_signals),
+    "disks": Kind("disks that refuse, shared folders", 232, 2, _HEAVY, chains.play_disks),
     "workers": Kind("workers that never come, or die", 2, 1, _HEAVY, loads.play_workers),
     "names": Kind("names that attack pages and terminals", 315, 2, _HEAVY, names.play),
     "load": Kind("a thousand verifications in a process", 3, 1, _HEAVY, loads.play_load),

@@ -1,7 +1,7 @@
 """Changes of good files: of bytes, of JSON, of YAML, of archives, of HDF5, of what is no file."""
 
+import contextlib
 import copy
-import functools
 import io
 import json
 import os
@@ -12,7 +12,7 @@ import string
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -125,19 +125,12 @@ def changed_value(value: Any, rng: random.Random) -> Any:
     return found
 
 
-def _places(value: Any) -> Any:
+def _places(container: Any) -> Iterator[tuple[Any, Any]]:
     """Every container with every key or index."""
-    waiting = [value]
-    while waiting:
-        container = waiting.pop()
-        keys = ()
-        if isinstance(container, dict):
-            keys = container
-        elif isinstance(container, list):
-            keys = range(len(container))
-        for key in keys:
-            yield container, key
-            waiting.append(container[key])
+    keys = range(len(container)) if isinstance(container, list) else container
+    for key in keys if isinstance(container, list | dict) else ():
+        yield container, key
+        yield from _places(container[key])
 
 
 def changed_json(content: bytes, rng: random.Random) -> bytes:
@@ -190,19 +183,17 @@ def _changed_hdf5(content: bytes, rng: random.Random) -> bytes:
             file[name][...] = rng.choice((np.nan, np.inf, 0.0, 1e38))
         else:
             del file[name]
-            outside = [("/etc/hostname", 0, 4)]
-            rng.choice(
-                (
-                    lambda: None,
-                    lambda: file.create_dataset(name, (*shape, 2), "f4"),
-                    lambda: file.create_dataset(name, shape, "c8"),
-                    lambda: file.create_dataset(name, data="text"),
-                    lambda: file.create_dataset(name, (4,), "u1", external=outside),
-                    lambda: file.create_dataset(name, (2**40,), "f4"),
-                    lambda: file.__setitem__(name, h5py.ExternalLink("/etc/hostname", "/")),
-                    lambda: file.__setitem__(name, h5py.SoftLink(f"/{name}")),
-                )
-            )()
+            outside = {"external": [("/etc/hostname", 0, 4)]}
+            arrays = (
+                *(((*shape, 2), "f4", {}), (shape, "c8", {}), ((2**40,), "f4", {})),
+                *(((4,), "u1", outside), (None, None, {"data": "text"})),
+            )
+            links = (h5py.ExternalLink("/etc/hostname", "/"), h5py.SoftLink(f"/{name}"))
+            other = rng.choice((None, *arrays, *links))
+            if isinstance(other, tuple):
+                file.create_dataset(name, *other[:2], **other[2])
+            elif other is not None:
+                file[name] = other
     found = path.read_bytes()
     path.unlink()
     return found
@@ -339,34 +330,20 @@ _FORMATS: dict[str, Callable[[bytes, random.Random], bytes]] = {
 # -- what is no file -------------------------------------------------------------------------------
 
 
-def _bind(path: pathlib.Path) -> None:
-    with socket.socket(socket.AF_UNIX) as bound:
-        here = pathlib.Path.cwd()
-        os.chdir(path.parent)  # the address of a socket is short
-        try:
-            bound.bind(path.name[:50])
-        finally:
-            os.chdir(here)
-
-
-def _shut(path: pathlib.Path) -> None:
-    path.write_bytes(b"")
-    path.chmod(0)
-
-
-def _linked(path: pathlib.Path, target: str) -> None:
-    path.symlink_to(target)
-
-
-_NO_FILES: Sequence[Callable[[pathlib.Path], Any]] = (
-    *(os.mkfifo, pathlib.Path.mkdir, _bind, _shut, lambda path: path.symlink_to(path.name)),
-    *(
-        functools.partial(_linked, target=target)
-        for target in ("nowhere", "/etc", "/etc/hostname", "/dev/zero", "/dev/full")
-    ),
-)
+_LINKS = ("itself", "nowhere", "/etc", "/etc/hostname", "/dev/zero", "/dev/full")
 
 
 def put_no_file(path: pathlib.Path, rng: random.Random) -> None:
     """Puts a pipe, a folder, a socket, a file that is shut, or a link in the place of a file."""
-    rng.choice(_NO_FILES)(path)
+    kind = rng.choice(("pipe", "folder", "socket", "shut", *_LINKS))
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+            bound.bind(path.name[:50])  # the address of a socket is short
+    elif kind == "shut":
+        path.touch(0)
+    else:
+        path.symlink_to(path.name if kind == "itself" else kind)

@@ -7,8 +7,10 @@ a table is a formula, and no file appears elsewhere.
 """
 
 import csv
+import functools
 import html.parser
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -31,7 +33,7 @@ from tests.campaign.cases import (
 from tests.campaign.chains import begin, run
 from tests.campaign.moments import LOG
 from tests.campaign.mutation import archive, members_of
-from tests.campaign.originals import original
+from tests.campaign.originals import FOREIGN, original
 from tests.campaign.processes import TRIAL, Ended
 from tests.export.damage import changed
 
@@ -84,7 +86,8 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
 
 # How a cell begins that a spreadsheet takes for a formula, unless it is a number.
 _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
-# Elements with these would load or run something.
+# These elements, and those with these attributes, would load or run something.
+_RUNNING = ("hostile", "script", "iframe", "object", "embed", "link", "base", "meta-refresh")
 _LOADING = ("src", "href", "action", "data", "xlink:href")
 
 
@@ -110,9 +113,7 @@ class _Page(html.parser.HTMLParser):
         self.problems: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in (
-            *("hostile", "script", "iframe", "object", "embed", "link", "base", "meta-refresh"),
-        ):
+        if tag in _RUNNING:
             self.problems.append(f"the element {tag}")
         for key, value in attrs:
             if key.startswith("on"):
@@ -134,19 +135,15 @@ def _wrong_page(text: str) -> str | None:
 
 
 def _wrong_table(text: str) -> str | None:
-    for row in csv.reader(io.StringIO(text)):
-        for cell in row:
-            if len(cell) > 1 and _FORMULA.match(cell) and not _is_number(cell):
+    for cell in itertools.chain.from_iterable(csv.reader(io.StringIO(text))):
+        if len(cell) > 1 and _FORMULA.match(cell):
+            try:
+                is_number = not cell[0].isspace() and float(cell) is not None
+            except ValueError:
+                is_number = False
+            if not is_number:
                 return f"a formula: {cell[:80]!r}"
     return None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return not text[0].isspace()
 
 
 _CHECKS: dict[str, Callable[[str], str | None]] = {
@@ -187,14 +184,6 @@ def _in_model(model: str, name: str, place: pathlib.Path, rng: random.Random) ->
         ("export", "done/quantized.keras", "--dry_run"),
         ("verify", "done/quantized.keras", "done/model.tflite", "--out", "proof"),
     ]
-
-
-def _in_keras_model(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
-    return _in_model("float.keras", name, place, rng)
-
-
-def _in_keras3_model(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
-    return _in_model("keras3.keras", name, place, rng)
 
 
 def _of_class(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
@@ -268,15 +257,17 @@ def _in_certificate(name: str, place: pathlib.Path, rng: random.Random) -> list[
 
 def _of_tensor(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
     """A file that another tool wrote has a tensor and a description of that name."""
-    source = pathlib.Path(__file__).parents[1] / "export" / "foreign" / "converter_uint8.tflite"
-    hostile = name.encode("utf-8", "replace")
+    content, hostile = (
+        (FOREIGN / "converter_uint8.tflite").read_bytes(),
+        name.encode("utf-8", "replace"),
+    )
 
     def rename(model: Any, graph: Any) -> None:
         model.description = hostile
         for tensor in graph.tensors[:: rng.choice((1, 2))]:
             tensor.name = hostile
 
-    (place / "foreign.tflite").write_bytes(changed(source.read_bytes(), rename))
+    (place / "foreign.tflite").write_bytes(changed(content, rename))
     return [
         ("verify", "foreign.tflite", "--out", "proof"),
         ("verify", "foreign.tflite", "--target", "ethos-u55"),
@@ -292,8 +283,8 @@ def _moved(path: pathlib.Path, name: str) -> pathlib.Path:
 
 
 SURFACES: dict[str, Callable[[str, pathlib.Path, random.Random], list[Words]]] = {
-    "model": _in_keras_model,
-    "model of Keras 3": _in_keras3_model,
+    "model": functools.partial(_in_model, "float.keras"),
+    "model of Keras 3": functools.partial(_in_model, "keras3.keras"),
     "class": _of_class,
     "picture": _of_picture,
     "file": _of_file,

@@ -34,19 +34,12 @@ TRIAL = "trial-"
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A process that has ended.
+    """A process that has ended."""
 
-    Attributes:
-        status: of its exit; negative where a signal ended it.
-        seconds: that it took of the processor, with the processes that it has started.
-        grown_bytes: memory at its peak beyond that of the server.
-        is_late: whether it was ended as it took too long.
-    """
-
-    status: int
-    seconds: float
-    grown_bytes: int
-    is_late: bool
+    status: int  # Of its exit; negative where a signal ended it.
+    seconds: float  # Of the processor, with the processes that it has started.
+    grown_bytes: int  # Memory at its peak beyond that of the server.
+    is_late: bool  # Whether it was ended as it took too long.
     out: str
     err: str
 
@@ -76,7 +69,6 @@ class Server:
         *arguments: Any,
         cwd: pathlib.Path,
         seconds: float = _WALL_SECONDS,
-        kill: tuple[int, float] | None = None,
         forks: bool = True,
         most_seconds: int = _MOST_SECONDS,
     ) -> Ended:
@@ -87,13 +79,12 @@ class Server:
                 status, or None for 0. JSON takes its arguments.
             cwd: working directory. What is printed goes into files beside it, and temporary files
                 into the folder `tmp` there.
-            kill: a signal to send to the process, and after how many seconds.
             most_seconds: of the processor, after which the system ends it.
             forks: whether trials of files in runtimes are forks, too. In a process of several
                 threads these wait forever where another thread holds a lock.
         """
         asked = {"function": function, "arguments": arguments, "cwd": str(cwd)}
-        asked |= {"seconds": seconds, "kill": kill, "forks": forks, "most_seconds": most_seconds}
+        asked |= {"seconds": seconds, "forks": forks, "most_seconds": most_seconds}
         stdin, stdout = self._process.stdin, self._process.stdout
         stdin.write(json.dumps(asked) + "\n")
         stdin.flush()
@@ -154,31 +145,24 @@ def _serve(name: str) -> None:
         asked = json.loads(line)
         before = _kilobytes("VmRSS")
         limit = 1024 * _kilobytes("VmSize") + _MORE_MEMORY_BYTES
-        started = time.monotonic()
+        end = time.monotonic() + asked["seconds"]
         child = os.fork()
         if child == 0:
             _end_with(functools.partial(_run, asked, limit))
-        status, used, is_late = _awaited(child, started, asked)
+        status, used, is_late = _awaited(child, end)
         grown = 1024 * max(0, used.ru_maxrss - before)
         print(json.dumps([status, used.ru_utime + used.ru_stime, grown, is_late]), file=answers)
         answers.flush()
 
 
-def _awaited(
-    child: int, started: float, asked: dict[str, Any]
-) -> tuple[int, resource.struct_rusage, bool]:
+def _awaited(child: int, end: float) -> tuple[int, resource.struct_rusage, bool]:
     """The exit status of a child, what it used, and whether it was late."""
-    pause, is_late, kill = _FIRST_PAUSE, False, asked["kill"]
+    pause, is_late = _FIRST_PAUSE, False
     while True:
         pid, status, used = os.wait4(child, os.WNOHANG)
         if pid:
             break
-        passed = time.monotonic() - started
-        if kill and passed > kill[1]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, kill[0])
-            kill = None
-        elif passed > asked["seconds"]:
+        if time.monotonic() > end:
             is_late = True
             os.kill(child, signal.SIGKILL)
         time.sleep(pause)

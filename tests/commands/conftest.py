@@ -1,18 +1,24 @@
 import numpy as np
 import pytest
 
+from sat_tf.commands import main
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 
 @pytest.fixture
-def said(capsys):
-    """Returns all that commands have printed since it was last asked, in one line."""
+def sat(capsys):
+    """Runs words of `sat-tf`; returns what it says, in one line and without borders of tables."""
 
-    def words():
+    def run(words, *more, status=0):
+        capsys.readouterr()
+        found = main.main([*words.split(), *map(str, more)])
         captured = capsys.readouterr()
-        return " ".join((captured.out + captured.err).split())
+        said = " ".join((captured.out + captured.err).replace("│", " ").split())
+        run.status = found
+        assert found in (status if isinstance(status, tuple) else (status,)), said
+        return said
 
-    return words
+    return run
 
 
 @pytest.fixture(scope="session")

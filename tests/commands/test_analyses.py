@@ -1,4 +1,4 @@
-"""`sat-tf allocate`, `sensitivity` and `audit`."""
+"""`sat-tf allocate`, `sensitivity`, `audit` and `paper`."""
 
 import csv
 import json
@@ -9,110 +9,92 @@ import yaml
 
 from sat_tf.commands import main
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.config import parse_config
+from sat_tf.training.loop import runner
+from sat_tf.training.reproduction import read_outcomes
+from tests.commands.light import told_without_tensorflow
+from tests.training.reproduction.fake import FakeRunner
 from tests.training.small import small_float_model
 
-LAYERS = ("stem", "depthwise", "pointwise", "classifier")
+
+def rows_of(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.essential
-def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
-    names = ("policy.yaml", "layers.csv")
-    policy, table = (tmp_path / name for name in names)
-    words = [str(files / "float.keras"), "--images", str(files / "images.npy")]
-    words += ["--budget", "average_bits=5", "bytes=100%", "--bits", "2,4,8"]
-    words += ["--policy", "first_last_weight_bits=null", "--num_images", "64"]
-    words += ["--input_range", "0,255"]
-    words += ["--out", str(policy), "--out", str(table)]
-    assert main.main(["allocate", *words]) == 0
-    told = said()
-    assert "proven optimal" in told
-    assert "mean weight bits" in told
-    assert "Images are fed as input_range=(0, 255)." in told
+def test_bits_are_chosen_for_a_saved_model(files, tmp_path, sat):
+    policy, table = tmp_path / "policy.yaml", tmp_path / "layers.csv"
+    words = f"{files}/float.keras --images {files}/images.npy --num_images 64 --input_range 0,255"
+    words += " --budget average_bits=5 bytes=100% --bits 2,4,8"
+    said = sat(
+        f"allocate {words} --policy first_last_weight_bits=null --out {policy} --out {table}"
+    )
+    assert "proven optimal" in said
+    assert "mean weight bits" in said
+    assert "Images are fed as input_range=(0, 255)." in said
     read = BitPolicy(**yaml.safe_load(policy.read_text(encoding="utf-8")))
     assert read.first_last_weight_bits is None
-    assert main.main(["explain", str(files / "float.keras"), "--policy", str(policy)]) == 0
-    with table.open(encoding="utf-8") as file:
-        assert tuple(row["name"] for row in csv.DictReader(file)) == LAYERS
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    sat(f"explain {files}/float.keras --policy {policy}")
+    layers = ["stem", "depthwise", "pointwise", "classifier"]
+    assert [row["name"] for row in rows_of(table)] == layers
+    assert set(tmp_path.iterdir()) == {policy, table}
 
 
 @pytest.mark.thorough
-def test_an_npu_has_milliseconds(files, tmp_path, said, monkeypatch):
-    words = [str(files / "float.keras"), "--images", str(files / "images.npy")]
-    words += [
-        *("--num_images", "16", "--input_range", "0,255", "--bits", "2,8", "--activation_bits"),
-        "8",
-    ]
-    words += ["--npu", "ethos-u55-128"]
-    words += ["--budget", "milliseconds=100%", "--out", str(tmp_path / "policy.yaml")]
-    assert main.main(["allocate", *words]) == 0
-    told = said()
-    assert "milliseconds" in told
+def test_an_npu_has_milliseconds(files, tmp_path, sat, monkeypatch):
+    words = f"allocate {files}/float.keras --images {files}/images.npy --num_images 16 --bits 2,8"
+    words += " --activation_bits 8 --input_range 0,255 --npu ethos-u55-128"
+    words += f" --budget milliseconds=100% --out {tmp_path}/policy.yaml"
+    assert "milliseconds" in sat(words)
     policy = yaml.safe_load((tmp_path / "policy.yaml").read_text(encoding="utf-8"))
     assert policy["target"] == "ethos-u55"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main.main(["allocate", *words]) == 2
-    assert "pip install 'sat-tf[ethos]'" in said()
+    assert "pip install 'sat-tf[ethos]'" in sat(words, status=2)
 
 
 @pytest.mark.essential
-def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, said):
+def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, sat):
     table, picture, overlay = (tmp_path / f"layers.{kind}" for kind in ("csv", "svg", "json"))
-    words = [str(files / "float.keras"), "--images", str(files / "images.npy"), "--bits", "3"]
-    words += ["--out", str(table), "--out", str(picture), "--num_images", "64"]
-    words += ["--out", str(overlay)]
-    words += ["--policy", "first_last_weight_bits=3", "--average_bits", "5"]
-    words += ["--input_range", "0,255"]
-    assert main.main(["sensitivity", *words]) == 0
-    words = said()
-    assert "ranked by distance" in words
-    assert "Suggested, for BitPolicy(overrides=...): {" in words
-    with table.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    names = [row["name"] for row in rows]
-    assert names == ["stem", "depthwise", "pointwise", "pointwise_bn", "pool", "classifier"]
+    words = f"{files}/float.keras --images {files}/images.npy --num_images 64 --input_range 0,255"
+    words += f" --bits 3 --policy first_last_weight_bits=3 --out {table} --out {picture}"
+    said = sat(f"sensitivity {words} --average_bits 5 --out {overlay}")
+    assert "ranked by distance" in said
+    assert "Suggested, for BitPolicy(overrides=...): {" in said
+    lost = {row["name"]: float(row["distance"]) for row in rows_of(table)}
+    assert " ".join(lost) == "stem depthwise pointwise pointwise_bn pool classifier"
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
     marks = json.loads(overlay.read_text(encoding="utf-8"))["results"]
-    lost = {row["name"]: float(row["distance"]) for row in rows}
+    values = {name: mark["value"] for name, mark in marks.items()}
     # A kernel and the stream that its operator makes share a tensor, which has the larger loss.
-    assert marks["pointwise_bn"]["value"] == pytest.approx(
-        max(lost["pointwise"], lost["pointwise_bn"]), rel=1e-5
-    )
-    assert max(mark["value"] for mark in marks.values()) == pytest.approx(
-        max(lost.values()), rel=1e-5
-    )
+    shared = max(lost["pointwise"], lost["pointwise_bn"])
+    assert values["pointwise_bn"] == pytest.approx(shared, rel=1e-5)
+    assert max(values.values()) == pytest.approx(max(lost.values()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["quantized.keras", "float.h5"])
-def test_a_saved_model_is_audited(name, files, said):
-    assert main.main(["audit", str(files / name)]) == 0
-    words = said()
-    assert "small: " in words
-    assert "classifier" in words
+def test_a_saved_model_is_audited(name, files, sat):
+    said = sat(f"audit {files}/{name}")
+    assert "small: " in said
+    assert "classifier" in said
 
 
 @pytest.mark.thorough
-def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, said):
-    page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
-    labels = files / "labels.npy"
-    images = ["--images", str(files / "images.npy"), "--labels", str(labels)]
+def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, sat):
+    page, table, labels = tmp_path / "audit.html", tmp_path / "audit.csv", tmp_path / "labels.npy"
+    images = f"--images {files}/images.npy --labels {labels}"
     count = len(np.load(files / "images.npy"))
     np.save(labels, np.arange(count) % 10)  # the model has three classes
-    words = ["audit", str(files / "quantized.keras"), *images, "--num_images", "16"]
-    assert main.main([*words, "--out", str(page)]) == 2
-    assert "expected class numbers from 0 to 2" in said()
+    said = sat(f"audit {files}/quantized.keras {images} --num_images 16 --out {page}", status=2)
+    assert "expected class numbers from 0 to 2" in said
     assert not page.exists()
     np.save(labels, np.arange(count) % 3)
-    small_float_model().save(files / "float.keras")
-    words = ["audit", str(files / "float.keras"), *images, "--num_images", "8"]
-    words += ["--out", str(table), "--out", str(page)]
-    assert main.main(words) == 0
+    sat(f"audit {files}/float.keras {images} --num_images 8 --out {table} --out {page}")
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    with table.open(encoding="utf-8") as file:
-        assert all(row["gradient_variance"] for row in csv.DictReader(file))
+    assert all(row["gradient_variance"] for row in rows_of(table))
 
 
-def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
+def test_strict_fails_where_a_rule_is_broken(tmp_path, sat):
     model = small_float_model()
     weights = model.get_weights()
     kernel = model.get_layer("classifier").kernel
@@ -121,6 +103,52 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
         model.save(tmp_path / "broken.keras")
     finally:
         model.set_weights(weights)
-    assert main.main(["audit", str(tmp_path / "broken.keras")]) == 0
-    assert main.main(["audit", str(tmp_path / "broken.keras"), "--strict"]) == 1
-    assert "rule I" in said()
+    sat(f"audit {tmp_path}/broken.keras")
+    assert "rule I" in sat(f"audit {tmp_path}/broken.keras --strict", status=1)
+
+
+# -- sat-tf paper ----------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--help", "sat-tf paper run "),
+        ("list table1/*", "71.1 / 90.0"),
+        ("show glyphs/4bits/pact", "clipping_gradient: pact"),
+        ("table table4/*/4bits/pact", "| PACT | 70.3 / 89.2 |"),
+    ],
+)
+def test_what_needs_no_training_loads_no_tensorflow(words, text):
+    assert text in told_without_tensorflow("paper", *words.split(), status=0, plots=True)
+
+
+def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, sat):
+    monkeypatch.chdir(tmp_path)  # where files go without --out and --results
+    runs = FakeRunner()
+    monkeypatch.setattr(runner, "train", runs.train)
+    said = sat("paper run glyphs/float/clamp* --seeds 0,1,1")
+    assert "6/6 glyphs/float/clamp_stddev on glyphs, seed 1" in said
+    assert len(runs.configs) == 6
+    found = read_outcomes(tmp_path / "runs" / "paper" / "results.csv")
+    assert [outcome.seed for outcome in found] == [0, 0, 0, 1, 1, 1]
+    # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
+    table = sat("paper table glyphs/float/clamp")
+    assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in table
+
+
+def test_a_red_headline_of_a_row_is_exit_status_1_though_all_codes_are_equal(
+    tmp_path, monkeypatch, sat
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
+    said = sat("paper run glyphs/4bits/pact glyphs/4bits/pact_sat_cg", status=1)
+    assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2
+
+
+def test_what_is_shown_is_a_whole_configuration(capsys):
+    assert main.main(["paper", "show", "table1/mobilenet_v1/4bits", "--data", "digits"]) == 0
+    config = parse_config(capsys.readouterr().out)
+    assert config.data.name == "digits"
+    assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")

@@ -10,7 +10,6 @@ import yaml
 
 import sat_tf
 import sat_tf.planning.explain
-from sat_tf.commands import main
 from sat_tf.commands.policy import usual_policy
 from sat_tf.exact.tflite.input_range import NAMED
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
@@ -35,12 +34,11 @@ def files(files, tmp_path_factory):
     return folder
 
 
-def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, said):
+def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, sat):
     page, overlay, table = (tmp_path / name for name in ("plan.html", "plan.json", "plan.csv"))
-    words = ["explain", str(files / "float.h5"), "--policy", str(files / "policy.yaml")]
-    words += ["activation_bits=5", "--out", str(page), "--out", str(overlay)]
-    assert main.main([*words, "--out", str(table)]) == 0
-    assert "can be quantized and exported" in said()
+    policy = f"--policy {files}/policy.yaml activation_bits=5"
+    said = sat(f"explain {files}/float.h5 {policy} --out {page} --out {overlay} --out {table}")
+    assert "can be quantized and exported" in said
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "weights 2 bits dorefa" in overlay.read_text(encoding="utf-8")
     with table.open(encoding="utf-8") as file:
@@ -49,31 +47,16 @@ def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, s
     assert "5" in {row["activation_bits"] for row in rows}
 
 
-def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, said):
-    path = str(files / "odd.keras")
-    assert main.main(["explain", path, "--image_size", "16"]) == 1
-    assert "odd_activation: received activation='sin', expected one of" in said()
-    assert main.main(["explain", path, "--unsupported", "float"]) == 0
-    assert "multiply-adds: unknown" in said()
+def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, sat):
+    said = sat(f"explain {files}/odd.keras --image_size 16", status=1)
+    assert "odd_activation: received activation='sin', expected one of" in said
+    assert "multiply-adds: unknown" in sat(f"explain {files}/odd.keras --unsupported float")
 
 
-def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, said):
-    path = str(files / "quantized.keras")
-    assert main.main(["explain", path]) == 2
-    assert "without a policy" in said()
-    assert main.main(["explain", path, "--policy", str(files / "config.yaml")]) == 0
-    assert "7 dorefa" in said()
-
-
-def test_the_folder_of_a_run_is_explained_by_its_policy(files, said):
-    assert main.main(["explain", str(files)]) == 0
-    assert "7 dorefa" in said()
-
-
-def test_a_model_is_built_by_its_name(said):
-    words = ["explain", "keras.applications:MobileNetV2", "--image_size", "32"]
-    assert main.main(words) == 0
-    assert "block_1_depthwise" in said()
+def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, sat):
+    assert "without a policy" in sat(f"explain {files}/quantized.keras", status=2)
+    for words in (f"{files}/quantized.keras --policy {files}/config.yaml", files):
+        assert "7 dorefa" in sat(f"explain {words}")
 
 
 # -- the plan of what `sat-tf quantize` does with the same words -----------------------------------
@@ -144,50 +127,43 @@ def _planned(monkeypatch):
         ("odd", "--images plain --input_range 0,1 --unsupported float"),
     ],
 )
-def test_the_plan_is_what_quantize_records(model, words, pictures, tmp_path, monkeypatch, capsys):
+def test_the_plan_is_what_quantize_records(model, words, pictures, tmp_path, monkeypatch, sat):
     monkeypatch.chdir(pictures)
     MODELS[model]().save(f"{model}.keras")
-    asked = [f"{model}.keras", *words.split()]
-    plans = _planned(monkeypatch)
-    assert main.main(["explain", *asked]) == 0, capsys.readouterr().err
-    out = tmp_path / "out"
-    assert main.main(["quantize", *asked, "--out", str(out)]) == 0, capsys.readouterr().err
+    plans, out = _planned(monkeypatch), tmp_path / "out"
+    sat(f"explain {model}.keras {words}")
+    sat(f"quantize {model}.keras {words} --out {out}")
+    plan = plans[0]
     recorded = json.loads((out / "layers.json").read_text("utf-8"))["layers"]
-    of_file = {row["name"]: (row["weight_bits"], row["activation_bits"]) for row in recorded}
-    of_plan = {
-        row.name: (
-            row.weights.bits if row.weights else None,
-            row.activation.bits if row.activation else None,
-        )
-        for row in plans[0].rows
-    }
-    assert of_file
-    assert {name: of_plan[name] for name in of_file} == of_file
+    assert recorded
+    for row in recorded:
+        planned = plan[row["name"]]
+        for part, bits in (
+            (planned.weights, "weight_bits"),
+            (planned.activation, "activation_bits"),
+        ):
+            assert row[bits] == (part.bits if part else None)
     quantized = keras.models.load_model(out / "quantized.keras")
-    assert sat_tf.planning.explain.explain(quantized, plans[0].policy).inputs == plans[0].inputs
+    assert sat_tf.planning.explain.explain(quantized, plan.policy).inputs == plan.inputs
     if (out / "config.yaml").exists():
         config = yaml.safe_load((out / "config.yaml").read_text("utf-8"))
         policy = BitPolicy(**config["policy"])
-        assert dataclasses.replace(policy, target=policy.processor.name) == plans[0].policy
+        assert dataclasses.replace(policy, target=policy.processor.name) == plan.policy
 
 
-def test_explain_says_what_it_takes_for_granted_without_pictures(pictures, monkeypatch, said):
+def test_explain_says_what_it_takes_for_granted_without_pictures(pictures, monkeypatch, sat):
     monkeypatch.chdir(pictures)
     for name in ("one_range", "rescaled"):
         MODELS[name]().save(f"{name}.keras")
-    assert main.main(["explain", "one_range.keras"]) == 0
-    told = said()
-    assert "8 narrow" in told
-    assert "taken to be fed pixels, 0 to 255; --images finds its range" in told
-    assert main.main(["explain", "rescaled.keras", "--bits", "4"]) == 0
-    assert "taken to be" not in said()
+    said = sat("explain one_range.keras")
+    assert "8 narrow" in said
+    assert "taken to be fed pixels, 0 to 255; --images finds its range" in said
+    assert "taken to be" not in sat("explain rescaled.keras --bits 4")
 
 
 def test_without_a_number_the_command_and_python_have_8_bits():
-    arguments = argparse.Namespace(
-        policy=[], bits=None, input_range=None, target=None, unsupported=None
-    )
-    usual = usual_policy(arguments)
+    unset = dict.fromkeys(("bits", "input_range", "target", "unsupported"))
+    usual = usual_policy(argparse.Namespace(policy=[], **unset))
     assert (usual.weight_bits, usual.activation_bits, USUAL_BITS) == (8, 8, 8)
     assert BitPolicy.mobile() == sat_tf.SatQuantizeScheme().policy == usual
     layers = [keras.layers.Conv2D(2, 1, name=f"conv_{place}") for place in range(3)]

@@ -1,16 +1,15 @@
 """Nothing that came with a model is run; what is wrong with a file is said in one message."""
 
+import pathlib
 import random
 import shutil
 
-import h5py
 import numpy as np
 import pytest
-import tf_keras as keras
 
-from sat_tf.commands import main
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
 from sat_tf.training.config import config_text, parse_config
+from tests.campaign.mutation import damaged
 from tests.campaign.originals import write_one_of_each
 from tests.loading.hostile import marking, saved, small
 
@@ -59,21 +58,16 @@ def hostile(models, marker, tmp_path):
     return shutil.copytree(models, tmp_path / "models")
 
 
+_TRAIN = "train --config config.yaml --out trained --set"
 _COMMANDS = {
-    "explain": ["explain", "{model}"],
-    "audit": ["audit", "{model}"],
-    "sensitivity": ["sensitivity", "{model}", "--images", "images.npy"],
-    "export": ["export", "{model}"],
-    "dry_run": ["export", "{model}", "--dry_run"],
-    "verify": ["verify", "{model}", "model.tflite", "--images", "images.npy"],
-    "train": [
-        *("train", "--config", "config.yaml", "--out", "trained"),
-        *("--set", "training.float_model={model}"),
-    ],
-    "teacher": [
-        *("train", "--config", "config.yaml", "--out", "trained"),
-        *("--set", "recipes.distillation={{teacher: {model}, stages: [float]}}"),
-    ],
+    "explain": "explain {model}",
+    "audit": "audit {model}",
+    "sensitivity": "sensitivity {model} --images images.npy",
+    "export": "export {model}",
+    "dry_run": "export {model} --dry_run",
+    "verify": "verify {model} model.tflite --images images.npy",
+    "train": _TRAIN + " training.float_model={model}",
+    "teacher": _TRAIN + ' recipes.distillation={{"teacher":"{model}","stages":["float"]}}',
 }
 _FOLDERS = ("explain", "audit", "sensitivity")
 
@@ -82,15 +76,13 @@ _FOLDERS = ("explain", "audit", "sensitivity")
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize("model", ["model.keras", "model.h5", "hdf5.keras", "saved_model"])
 def test_every_command_refuses_a_model_that_runs_code(
-    command, model, hostile, marker, monkeypatch, capsys
+    command, model, hostile, marker, monkeypatch, sat
 ):
     if model == "saved_model" and command not in _FOLDERS:
         pytest.skip("takes files alone")
     monkeypatch.chdir(hostile)
     before = sorted(hostile.rglob("*"))
-    words = [word.format(model=model) for word in _COMMANDS[command]]
-    assert main.main(words) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    said = sat(_COMMANDS[command].format(model=model), status=2)
     assert said.count("error:") == 1
     assert "harmless: a Lambda layer, whose Python code is in the file" in said
     assert "load it with --trust_model (in Python safe_mode=False" in said
@@ -100,60 +92,43 @@ def test_every_command_refuses_a_model_that_runs_code(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_every_command_runs_it_where_it_is_told_to(command, hostile, marker, monkeypatch, capsys):
+def test_every_command_runs_it_where_it_is_told_to(command, hostile, marker, monkeypatch, sat):
     monkeypatch.chdir(hostile)
-    words = [word.format(model="model.h5") for word in _COMMANDS[command]]
-    main.main([*words, "--trust_model"])
-    assert "--trust_model" not in capsys.readouterr().err
+    said = sat(f"{_COMMANDS[command].format(model='model.h5')} --trust_model", status=(0, 1, 2))
+    assert "--trust_model" not in said
     assert marker.exists()
 
 
-def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, marker, monkeypatch):
+def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(
+    hostile, marker, monkeypatch, sat
+):
     monkeypatch.chdir(hostile)
     config = parse_config(_CONFIG, ["training.trust_model=true"])
     (hostile / "run" / CONFIG).write_text(config_text(config))
-    for words in (["verify", "run"], ["export", "run"], ["explain", "run"], ["audit", "run"]):
-        assert main.main(words) == 2
+    for command in ("verify", "export", "explain", "audit"):
+        sat(f"{command} run", status=2)
     assert not marker.exists()
-
-
-@pytest.mark.thorough
-def test_weights_of_a_teacher_are_arrays_of_their_own_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.yaml").write_text(_CONFIG)
-    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save_weights("teacher.h5")
-    with h5py.File("teacher.h5", "a") as file:
-        file["more"] = h5py.ExternalLink("/etc/hostname", "/")
-    teacher = "{teacher: teacher.h5, stages: [float], model: {name: mobilenet_v2}}"
-    words = ["train", "--config", "config.yaml", "--set", f"recipes.distillation={teacher}"]
-    assert main.main(words) == 2
-    assert "its more is a link, expected the array itself" in capsys.readouterr().err
 
 
 # -- damaged files ---------------------------------------------------------------------------------
 
-_RUN = ("verify", "model.tflite", "--runtime", "xnnpack", "--out", "proof", "--images")
+_RUN = "verify model.tflite --runtime xnnpack --out proof --images"
+_CHECK = "verify model.tflite --images images.npy --runtime xnnpack --certificate"
 # For each file, a command that reads it.
 _READERS = {
-    "float.keras": ("explain", "float.keras"),
-    "float.h5": ("explain", "float.h5"),
-    "quantized.keras": ("export", "quantized.keras", "--dry_run"),
-    "saved/keras_metadata.pb": ("explain", "saved"),
-    "saved/variables/variables.index": ("explain", "saved"),
-    "saved/variables/variables.data-00000-of-00001": ("explain", "saved"),
-    "model.tflite": (*_RUN, "images.npy"),
-    "images.npy": (*_RUN, "images.npy"),
-    "policy.yaml": ("explain", "float.keras", "--policy", "policy.yaml"),
-    "proof/certificate.json": (
-        *("verify", "model.tflite", "--certificate", "proof/certificate.json"),
-        *("--images", "images.npy", "--runtime", "xnnpack"),
-    ),
-    "device.json": (
-        *("verify", "model.tflite", "--certificate", "device.json"),
-        *("--images", "images.npy"),
-    ),
-    "pictures/b.png": (*_RUN, "pictures"),
-    "pictures/c.jpg": (*_RUN, "pictures"),
+    "float.keras": "explain float.keras",
+    "float.h5": "explain float.h5",
+    "quantized.keras": "export quantized.keras --dry_run",
+    "saved/keras_metadata.pb": "explain saved",
+    "saved/variables/variables.index": "explain saved",
+    "saved/variables/variables.data-00000-of-00001": "explain saved",
+    "model.tflite": f"{_RUN} images.npy",
+    "images.npy": f"{_RUN} images.npy",
+    "policy.yaml": "explain float.keras --policy policy.yaml",
+    "proof/certificate.json": f"{_CHECK} proof/certificate.json",
+    "device.json": f"{_CHECK} device.json",
+    "pictures/b.png": f"{_RUN} pictures",
+    "pictures/c.jpg": f"{_RUN} pictures",
 }
 
 
@@ -165,41 +140,30 @@ def whole(tmp_path_factory):
     return folder
 
 
-def _damaged(content, kind, rng):
-    """The file broken off, with some bytes changed, or with some of its first ones changed."""
-    found = bytearray(content)
-    if kind == "cut":
-        return bytes(found[: rng.randrange(len(found))])
-    end = min(len(found), 400) if kind == "head" else len(found)
-    for _ in range(rng.randint(1, 6)):
-        found[rng.randrange(end)] = rng.randrange(256)
-    return bytes(found)
+@pytest.fixture
+def copied(whole, tmp_path, monkeypatch):
+    """A copy of it, which is the working directory."""
+    monkeypatch.chdir(shutil.copytree(whole, tmp_path / "folder"))
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize("name", _READERS)
-@pytest.mark.parametrize("kind", ["cut", "bytes", "head"])
-def test_a_damaged_file_is_one_message(name, kind, whole, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "folder"
-    shutil.copytree(whole, folder)
-    monkeypatch.chdir(folder)
-    rng = random.Random(f"{name} {kind}")
-    for _ in range(3):
-        (folder / name).write_bytes(_damaged((whole / name).read_bytes(), kind, rng))
-        status = main.main(list(_READERS[name]))
-        said = capsys.readouterr().err
-        assert status in (0, 1, 2), "weights and pixels may be other ones"
-        assert said.count("error: ") == (status == 2), said
+def test_a_damaged_file_is_one_message(name, whole, sat):
+    rng = random.Random(name)
+    for _ in range(9):
+        pathlib.Path(name).write_bytes(damaged((whole / name).read_bytes(), rng))
+        said = sat(_READERS[name], status=(0, 1, 2))  # weights and pixels may be other ones
+        assert said.count("error: ") == (sat.status == 2), said
         assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", _READERS)
-def test_an_empty_file_is_refused(name, whole, tmp_path, monkeypatch, capsys):
-    if name in ("policy.yaml", "pictures/b.png", "pictures/c.jpg"):
-        pytest.skip("nothing to set, or a picture that is left out and named")
-    folder = tmp_path / "folder"
-    shutil.copytree(whole, folder)
-    monkeypatch.chdir(folder)
-    (folder / name).write_bytes(b"")
-    assert main.main(list(_READERS[name])) == 2
-    assert capsys.readouterr().err.count("error: ") == 1
+# Nothing is set, or a picture is left out and named.
+_MAY_BE_EMPTY = ("policy.yaml", "pictures/b.png", "pictures/c.jpg")
+
+
+@pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("name", [name for name in _READERS if name not in _MAY_BE_EMPTY])
+def test_an_empty_file_is_refused(name, sat):
+    pathlib.Path(name).write_bytes(b"")
+    assert sat(_READERS[name], status=2).count("error: ") == 1

@@ -20,6 +20,7 @@ import tf_keras as keras
 import sat_tf.__main__
 from sat_tf import output_folder
 from sat_tf.commands import main, train
+from sat_tf.exact.certificate import comparison
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
 from sat_tf.interruption import end_on_signals
@@ -46,51 +47,53 @@ export: {verify_images: 20}
 """
 
 
+def raising(error):
+    def command():
+        raise error
+
+    return command
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")]
 )
 def test_too_little_memory_is_one_message(error, capsys):
-    def command():
-        raise error
-
-    assert main.report_errors(command) == 2
-    said = capsys.readouterr().err
-    assert " ".join(said.split()).startswith("error: out of memory; use")
+    assert main.report_errors(raising(error)) == 2
+    assert " ".join(capsys.readouterr().err.split()).startswith("error: out of memory; use")
 
 
 def test_a_corrupt_picture_is_named_once_by_a_command():
     code = """
 import logging, sys
-from sat_tf.commands import main, train
+from sat_tf.commands import main
 sys.argv = ["sat-tf", "quantise"]
 try:
     main.main()
 except SystemExit:
     pass
-for picture, why, count in (("a.jpg", "cut", 1), ("b.jpg", "cut", 2), ("a.jpg", "cut", 1)):
-    said = "%s: corrupt picture %s: %s; skipped (%d so far)"
-    logging.getLogger("sat_tf.training.data.decoding").warning(said, "photos", picture, why, count)
+for picture, count in (("a.jpg", 1), ("b.jpg", 2), ("a.jpg", 1)):
+    said = "photos: corrupt picture %s: cut; skipped (%d so far)"
+    logging.getLogger("sat_tf.training.data.decoding").warning(said, picture, count)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert [line.split(":")[2].split()[-1] for line in done.stderr.splitlines()[2:]] == [
-        "a.jpg",
-        "b.jpg",
+    assert done.stderr.splitlines()[2:] == [
+        "warning: photos: corrupt picture a.jpg: cut; skipped (1 so far)",
+        "warning: photos: corrupt picture b.jpg: cut; skipped (2 so far)",
     ]
-    assert "warning: photos: corrupt picture a.jpg: cut; skipped (1 so far)" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("words", "expected"),
     [
-        (["--help"], "compare a TFLite file with its model"),
-        (["export", "--help"], "--pack auto|none|int4|int2"),
-        (["verify", "--help"], "Exit status 1 if the headline is red"),
-        (["allocate", "--help"], "average_weight_bits"),
-        (["--version"], "sat-tf 0."),
+        ("--help", "compare a TFLite file with its model"),
+        ("export --help", "--pack auto|none|int4|int2"),
+        ("verify --help", "Exit status 1 if the headline is red"),
+        ("allocate --help", "average_weight_bits"),
+        ("--version", "sat-tf 0."),
     ],
 )
-def test_help_and_version_load_no_tensorflow(arguments, expected):
-    done = run_alone(*arguments)
+def test_help_and_version_load_no_tensorflow(words, expected):
+    done = run_alone(*words.split())
     assert expected in " ".join(done.out.split())
     assert (done.status, done.err, done.loaded) == (0, "", set())
 
@@ -103,14 +106,20 @@ def build_small(name, *, image_size, num_classes, **_):
 @pytest.fixture(scope="module")
 def tiny_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    config = folder / "tiny.yaml"
-    config.write_text(TINY)
-    run_dir = folder / "run"
+    (folder / "tiny.yaml").write_text(TINY)
+    words = ["train", "--config", str(folder / "tiny.yaml"), "--out", str(folder / "run")]
     # A whole MobileNet takes half a minute to compile; the slow tests of the demo have one.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "build", build_small)
-        assert main.main(["train", "--config", str(config), "--out", str(run_dir)]) == 0
-    return run_dir
+        assert main.main(words) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def pixels(tmp_path):
+    """A file of three grey pictures."""
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    return tmp_path / "pixels.npy"
 
 
 def read_json(path):
@@ -120,68 +129,45 @@ def read_json(path):
 @pytest.mark.thorough
 def test_a_run_leaves_every_file_and_no_other(tiny_run):
     # Some are there while it trains only; others are of what this run does not do.
-    passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS}
-    passing |= {output_folder.RECONSTRUCTION}
+    passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS, output_folder.RECONSTRUCTION}
     expected = set(run_folder.FILES) - passing
     assert {path.name for path in tiny_run.iterdir()} == {*expected, ".lock"}
 
 
-def test_a_finished_run_is_not_run_again(tiny_run, capsys):
+def test_a_finished_run_is_not_run_again(tiny_run, sat):
     before = {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()}
-    config = str(tiny_run.parent / "tiny.yaml")
-    assert main.main(["train", "--config", config, "--out", str(tiny_run)]) == 0
-    printed = capsys.readouterr().out
-    assert "This run is finished" in printed
-    assert " codes differ" in printed
+    said = sat(f"train --config {tiny_run.parent}/tiny.yaml --out {tiny_run}")
+    assert "This run is finished" in said
+    assert " codes differ" in said
     assert {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()} == before
 
 
-def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp_path, capsys):
+def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp_path, sat):
     # The answers of the file part from the trained model's, and all of its codes are right.
-    run, config = tmp_path / "run", str(tiny_run.parent / "tiny.yaml")
-    shutil.copytree(tiny_run, run)
-    certificate = run / "certificate.json"
-    values = read_json(certificate)
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    values = read_json(run / "certificate.json")
     (output,) = values["runtimes"]["xnnpack"]["outputs"]
     output |= {"agreement": 0.5, "places": 64, "classes_by": "softmax", "values": None}
-    certificate.write_text(json.dumps(values))
-    assert main.main(["train", "--config", config, "--out", str(run)]) == 1
-    last = capsys.readouterr().out.strip().splitlines()[-1]
-    assert ": red: 0 of" in last
-    assert "its answers part from the trained model" in last
+    (run / "certificate.json").write_text(json.dumps(values))
+    said = sat(f"train --config {tiny_run.parent}/tiny.yaml --out {run}", status=1)
+    assert "its answers part from the trained model" in said.rpartition(": red: 0 of")[2]
 
 
-def test_a_folder_with_a_run_of_another_config_is_refused_with_the_difference(tiny_run, capsys):
-    config = str(tiny_run.parent / "tiny.yaml")
-    command = ["train", "--config", config, "--out", str(tiny_run), "--set", "seed=7"]
-    assert main.main(command) == 2
-    assert "seed: 0 in the folder, 7 asked for" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_config_in_the_run_folder_is_the_resolved_one(tiny_run):
-    config = read_config(tiny_run / "config.yaml")
-    assert config == read_config(tiny_run.parent / "tiny.yaml")
+def test_a_run_records_its_configuration_and_every_epoch(tiny_run):
+    assert read_config(tiny_run / "config.yaml") == read_config(tiny_run.parent / "tiny.yaml")
     assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
-
-
-def test_the_metrics_have_a_row_for_every_epoch_of_both_stages_and_for_the_start(tiny_run):
     with (tiny_run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["stage"], row["epoch"]) for row in rows] == [
-        ("float", "1"),
-        ("float", "2"),
-        ("quantized", "0"),
-        ("quantized", "1"),
-    ]
+    epochs = [f"{row['stage']} {row['epoch']}" for row in rows]
+    assert epochs == ["float 1", "float 2", "quantized 0", "quantized 1"]
     assert all(0 <= float(row["held_out_top1"]) <= 1 for row in rows)
+    top1 = read_json(tiny_run / "results.json")["float_top1"]
+    assert top1 == pytest.approx(float(rows[1]["held_out_top1"]), abs=1e-5)
 
 
-def test_the_results_agree_with_metrics_and_certificate_and_no_code_differs(tiny_run):
+def test_the_results_agree_with_the_certificate_and_no_code_differs(tiny_run):
     results = read_json(tiny_run / "results.json")
     certificate = read_json(tiny_run / "certificate.json")
-    with (tiny_run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert results["float_top1"] == pytest.approx(float(rows[1]["held_out_top1"]), abs=1e-5)
     assert results["codes_differing"] == certificate["codes_differing"] == 0
     assert results["codes_compared"] == certificate["codes_compared"] > 0
     assert certificate["num_images"] == results["verified_images"] == 20
@@ -200,29 +186,23 @@ def test_both_models_load_with_nothing_but_the_package(tiny_run):
 
 
 @pytest.mark.thorough
-def test_export_prints_how_weights_are_stored_where_they_are_packed(tmp_path, capsys):
+def test_export_prints_how_weights_are_stored_where_they_are_packed(tmp_path, sat):
     policy = BitPolicy.mobile(4, weight_grid="narrow")
-    quantized = Specimen(zoo.bottleneck, policy).quantized()
-    quantized.save(tmp_path / "quantized.keras")
-    asked = ["export", str(tmp_path / "quantized.keras")]
-    assert main.main(asked) == 0
-    printed = capsys.readouterr().out
-    assert "why not fewer" in printed
-    assert "It runs in ai-edge-litert 1.3.0 and later." in printed
-    assert main.main([*asked, "--pack", "none"]) == 0
-    assert "why not fewer" not in capsys.readouterr().out
+    Specimen(zoo.bottleneck, policy).quantized().save(tmp_path / "quantized.keras")
+    said = sat(f"export {tmp_path}/quantized.keras")
+    assert "why not fewer" in said
+    assert "It runs in ai-edge-litert 1.3.0 and later." in said
+    assert "why not fewer" not in sat(f"export {tmp_path}/quantized.keras --pack none")
 
 
 @pytest.mark.thorough
 def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
-    tiny_run, tmp_path, capsys
+    tiny_run, tmp_path, sat
 ):
     labels, path = tmp_path / "labels.txt", tmp_path / "model.tflite"
     labels.write_text("".join(f"digit {number}\n" for number in range(10)))
-    settings = ["--output_type", "uint8", "--resizable", "--labels", str(labels)]
-    asked = ["export", str(tiny_run), "--out", str(path), *settings, "--compare_storage"]
-    assert main.main(asked) == 0
-    assert "pack=none: " in capsys.readouterr().out
+    settings = f"--output_type uint8 --resizable --labels {labels} --compare_storage"
+    assert "pack=none: " in sat(f"export {tiny_run} --out {path} {settings}")
     assert zipfile.ZipFile(path).read("labels.txt") == labels.read_bytes()
     model = keras.models.load_model(tiny_run / output_folder.QUANTIZED_MODEL)
     images = np.zeros((2, *model.input_shape[1:]), np.uint8)
@@ -247,22 +227,23 @@ def test_a_run_is_evaluated_again_with_the_top1_of_its_results(tiny_run):
     assert f"held-out top-1 {100 * share:.2f} %" in printed
 
 
-def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(tiny_run, tmp_path):
+def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(
+    tiny_run, tmp_path, sat
+):
     again, head = tmp_path / "again.tflite", tmp_path / "head.tflite"
-    assert main.main(["export", str(tiny_run), "--out", str(again)]) == 0
+    sat(f"export {tiny_run} --out {again}")
     assert again.read_bytes() == (tiny_run / "model.tflite").read_bytes()
-    assert main.main(["export", str(tiny_run), "--out", str(head), "--float_head"]) == 0
+    sat(f"export {tiny_run} --out {head} --float_head")
     assert head.read_bytes() != again.read_bytes()
 
 
-def test_verify_proves_the_file_of_a_folder_again(tiny_run, tmp_path, capsys):
+def test_verify_proves_the_file_of_a_folder_again(tiny_run, tmp_path, sat):
     out = tmp_path / "proof"
-    words = ["verify", str(tiny_run), "--out", str(out), "--num_images", "8"]
-    assert main.main(words) == 0
-    assert "0 of" in capsys.readouterr().out
+    assert "0 of" in sat(f"verify {tiny_run} --out {out} --num_images 8")
+    assert {path.name for path in out.iterdir()} == {
+        *("certificate.html", "certificate.json", "overlay.json")
+    }
     fresh, first = read_json(out / "certificate.json"), read_json(tiny_run / "certificate.json")
-    names = {path.name for path in out.iterdir()}
-    assert names == {"certificate.html", "certificate.json", "overlay.json"}
     assert fresh["reference"] == "keras"
     assert fresh["sha256"] == first["sha256"]
     assert fresh["images_from"]["seed"] == 0
@@ -271,40 +252,23 @@ def test_verify_proves_the_file_of_a_folder_again(tiny_run, tmp_path, capsys):
 
 @pytest.mark.thorough
 def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
-    tiny_run, tmp_path, capsys
+    tiny_run, pixels, tmp_path, sat
 ):
     first = read_json(tiny_run / "certificate.json")
     (note,) = first["float_notes"]
     assert f"the float model {100 * first['top1']['float']:.2f} %" in note["words"]
     for page in ("certificate.html", "report.html"):
         assert note["words"] in (tiny_run / page).read_text()
-    out = tmp_path / "proof"
     # The quantized model in the place of the float one: nothing parts.
-    file, quantized = str(tiny_run / "model.tflite"), str(tiny_run / "quantized.keras")
-    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
-    asked = ["--images", str(tmp_path / "pixels.npy"), "--out", str(out)]
-    assert main.main(["verify", file, "--float_model", quantized, *asked]) == 0
-    (note,) = read_json(out / "certificate.json")["float_notes"]
+    asked = f"verify {tiny_run}/model.tflite --images {pixels} --out {tmp_path}/proof --float_model"
+    sat(f"{asked} {tiny_run}/quantized.keras")
+    (note,) = read_json(tmp_path / "proof" / "certificate.json")["float_notes"]
     assert note["kind"] == "good"
-    assert main.main(["verify", file, "--float_model", str(tmp_path / "no.keras"), *asked]) == 2
-    assert "--float_model:" in capsys.readouterr().err
-
-
-def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, tmp_path):
-    copy = tmp_path / "model.tflite"
-    copy.write_bytes((tiny_run / "model.tflite").read_bytes())
-    pair = [str(tiny_run / "quantized.keras"), str(copy)]
-    assert main.main(["verify", *pair]) == 0
-    assert read_json(tmp_path / "certificate.json")["num_images"] == 64
-    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
-    assert main.main(["verify", *pair, "--images", str(tmp_path / "pixels.npy")]) == 0
-    assert read_json(tmp_path / "certificate.json")["num_images"] == 3
+    assert "--float_model:" in sat(f"{asked} {tmp_path}/no.keras", status=2)
 
 
 @pytest.mark.essential
-def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
-    from sat_tf.exact.certificate import comparison
-
+def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, pixels, tmp_path, sat):
     simulate = comparison.simulate
 
     def wrong(graph, batch, given):
@@ -314,52 +278,38 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
         return tensors
 
     monkeypatch.setattr(comparison, "simulate", wrong)
-    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
-    options = ["--images", str(tmp_path / "pixels.npy")]
-    options += ["--out", str(tmp_path / "proof")]
-    assert main.main(["verify", str(tiny_run), *options]) == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    found = read_json(tmp_path / "proof" / "certificate.json")
-    assert f"2 of {found['codes_compared']:,} codes differ" in printed
-    assert "│ stem_relu │ 2 │" in printed
+    said = sat(f"verify {tiny_run} --images {pixels} --out {tmp_path}/proof", status=1)
+    compared = read_json(tmp_path / "proof" / "certificate.json")["codes_compared"]
+    assert f"2 of {compared:,} codes differ" in said
+    assert " stem_relu 2 " in said
 
 
 @pytest.mark.thorough
-def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
-    tiny_run, tmp_path, capsys
-):
-    run = tmp_path / "run"
-    shutil.copytree(tiny_run, run)
+def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(tiny_run, tmp_path, sat):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
     config = (run / "config.yaml").read_text()
     assert "float_head: false" in config
     (run / "config.yaml").write_text(config.replace("float_head: false", "float_head: true"))
-    assert main.main(["export", str(run)]) == 0
-    assert "certificate.json is about another file" in " ".join(capsys.readouterr().out.split())
+    assert "certificate.json is about another file" in sat(f"export {run}")
     with_head = (run / "model.tflite").read_bytes()
     assert with_head != (tiny_run / "model.tflite").read_bytes()
-    assert main.main(["verify", str(run)]) == 0
-    capsys.readouterr()
-    assert main.main(["export", str(run)]) == 0
-    assert "another file" not in capsys.readouterr().out
+    sat(f"verify {run}")
+    assert "another file" not in sat(f"export {run}")
     assert (run / "model.tflite").read_bytes() == with_head
-    assert main.main(["export", str(run), "--no-float_head"]) == 0
+    sat(f"export {run} --no-float_head")
     assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
 
 
 @pytest.mark.thorough
-def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
-    tmp_path, capsys, monkeypatch
-):
+def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(tmp_path, sat, monkeypatch):
     monkeypatch.setattr(models, "build", build_small)
-    config = tmp_path / "tiny.yaml"
-    config.write_text(TINY)
-    arguments = ["train", "--config", str(config), "--out", str(tmp_path / "run")]
-    assert main.main([*arguments, "--set", "stages.float.base_learning_rate=4e9"]) == 2
-    assert "float stage, epoch" in capsys.readouterr().err
-    left = {path.name for path in (tmp_path / "run").iterdir()}
-    text = {"config.yaml", "environment.json", "state.json", "metrics.csv"}
-    text |= {"labels.txt", "preprocessing.json"}
-    assert left <= {*text, "tensorboard", ".lock"}
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = f"train --config {tmp_path}/tiny.yaml --out {tmp_path}/run --set"
+    assert "float stage, epoch" in sat(f"{words} stages.float.base_learning_rate=4e9", status=2)
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= {
+        *("config.yaml", "environment.json", "state.json", "metrics.csv", "labels.txt"),
+        *("preprocessing.json", "tensorboard", ".lock"),
+    }
 
 
 @pytest.fixture
@@ -409,22 +359,17 @@ def test_a_signal_ends_a_command_with_a_line_and_a_status(
 
 
 def test_the_package_runs_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "sat_tf", "--version"], capture_output=True, text=True, check=True
-    )
+    words = [sys.executable, "-m", "sat_tf", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("sat-tf 0.")
 
 
 def test_an_error_of_the_program_itself_keeps_its_traceback():
-    def broken():
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        main.report_errors(broken)
+        main.report_errors(raising(ZeroDivisionError))
 
 
 def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
-
     config = train.load_config()
     assert config.name == "digits_mobilenet_v2_w4a4"
     assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
@@ -434,62 +379,40 @@ def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
 def digits(tiny_run):
     """Held-out digits with their labels, in files, as options."""
     images, labels = source("digits", image_size=8).held_out_sample(256)
-    words = []
-    for option, array in (("--images", images), ("--labels", labels)):
-        path = tiny_run.parent / f"digits{option}.npy"
-        np.save(path, array)
-        words += [option, str(path)]
-    return words
+    np.save(tiny_run.parent / "images.npy", images)
+    np.save(tiny_run.parent / "labels.npy", labels)
+    return f"--images {tiny_run.parent}/images.npy --labels {tiny_run.parent}/labels.npy"
 
 
-def test_a_file_is_verified_alone_and_then_against_its_certificate(
-    tiny_run, digits, tmp_path, capsys
-):
-    tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
-    assert main.main(["verify", tflite, *digits, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "xnnpack" in printed
-    assert "reference" in printed
+def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, digits, tmp_path, sat):
+    verify, out = f"verify {tiny_run}/model.tflite", tmp_path / "proof"
+    said = sat(f"{verify} {digits} --out {out}")
+    assert "xnnpack" in said
+    assert "reference" in said
     assert read_json(out / "certificate.json")["reference"] == "simulation"
-    certificate = ["--certificate", str(out / "certificate.json")]
-    assert main.main(["verify", tflite, *digits, *certificate]) == 0
-    assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
-    assert main.main(["verify", tflite, *certificate]) == 2
-    assert "received none, expected the 256" in " ".join(capsys.readouterr().err.split())
-    options = [*digits, "--num_images", "9"]
-    assert main.main(["verify", tflite, *options, *certificate]) == 2
-    assert "9 images with the hash" in " ".join(capsys.readouterr().err.split())
+    certificate = f"--certificate {out}/certificate.json"
+    assert "holds; the codes of" in sat(f"{verify} {digits} {certificate}")
+    assert "received none, expected the 256" in sat(f"{verify} {certificate}", status=2)
+    said = sat(f"{verify} {digits} --num_images 9 {certificate}", status=2)
+    assert "9 images with the hash" in said
 
 
-def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, capsys):
-    tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
-    options = ["--runtime", "builtin", "--num_images", "5"]
-    assert main.main(["verify", tflite, "--out", str(out), *options]) == 0
-    assert "reference" not in capsys.readouterr().out
-    certificate = out / "certificate.json"
-    assert main.main(["verify", tflite, "--certificate", str(certificate)]) == 0
-    tampered = certificate.read_text()
+def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, sat):
+    verify, certificate = f"verify {tiny_run}/model.tflite", tmp_path / "proof" / "certificate.json"
+    said = sat(f"{verify} --out {tmp_path}/proof --runtime builtin --num_images 5")
+    assert "reference" not in said
+    sat(f"{verify} --certificate {certificate}")
     first = read_json(certificate)["codes"][1]["sha256"]
-    certificate.write_text(tampered.replace(first, first[::-1]))
-    assert main.main(["verify", tflite, "--certificate", str(certificate)]) == 1
-    assert "does not hold" in " ".join(capsys.readouterr().out.split())
+    certificate.write_text(certificate.read_text().replace(first, first[::-1]))
+    assert "does not hold" in sat(f"{verify} --certificate {certificate}", status=1)
 
 
-def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, tmp_path):
-    words = ["verify", str(tiny_run / "quantized.keras"), str(tiny_run / "model.tflite")]
-    words += [*digits, "--num_images", "8", "--out", str(tmp_path)]
-    assert main.main(words) == 0
+def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, tmp_path, sat):
+    pair = f"{tiny_run}/quantized.keras {tiny_run}/model.tflite"
+    sat(f"verify {pair} {digits} --num_images 8 --out {tmp_path}")
     found = read_json(tmp_path / "certificate.json")
     assert (found["reference"], found["num_images"]) == ("keras", 8)
     assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
-
-
-@pytest.mark.thorough
-def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, digits, capsys):
-    assert main.main(["evaluate", str(tiny_run / "model.tflite"), *digits]) == 0
-    printed = capsys.readouterr().out
-    assert "model.tflite: top-1 " in printed
-    assert "256 images" in printed
 
 
 @pytest.mark.parametrize("columns", ["1", "2", "-5"])
@@ -498,6 +421,9 @@ def test_help_fits_into_a_terminal_without_a_width(columns, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         main.main(["verify", "--help"])
     assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
+
+
+NO_ROOM = errno.ENOSPC, "No space left on device"
 
 
 @pytest.mark.parametrize(
@@ -509,21 +435,15 @@ def test_help_fits_into_a_terminal_without_a_width(columns, monkeypatch, capsys)
         ),
         (FileNotFoundError(errno.ENOENT, "No usable"), "a file, perhaps a temporary one: cannot"),
         (
-            OSError(errno.ENOSPC, "No space left on device", "run/metrics.csv"),
+            OSError(*NO_ROOM, "run/metrics.csv"),
             "error: run/metrics.csv: cannot be read or written (No space left on device), expected "
             "a disk with room",
         ),
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            "error: a file, perhaps a temporary one",
-        ),
+        (OSError(*NO_ROOM), "error: a file, perhaps a temporary one"),
     ],
 )
 def test_what_the_system_refuses_has_its_own_fix(error, said, capsys):
-    def refused():
-        raise error
-
-    assert main.report_errors(refused) == 2
+    assert main.report_errors(raising(error)) == 2
     assert said in capsys.readouterr().err
 
 

@@ -142,3 +142,4 @@ def test_a_command_that_loads_tensorflow_writes_nothing_beside_its_own():
     words = ["explain", "keras.applications:MobileNetV2", "--image_size=32"]
     done = _run(f"from sat_tf.commands.main import main; sys.exit(main({words}))")
     assert (done.returncode, done.stderr) == (0, "")
+    assert "block_1_depthwise" in done.stdout

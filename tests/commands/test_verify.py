@@ -5,23 +5,21 @@ import pathlib
 import re
 import subprocess
 import tomllib
-import venv
-from importlib import metadata
 
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
-from PIL import Image
 
 import sat_tf
-from sat_tf.commands import main
 from sat_tf.commands.train import load_config
-from sat_tf.commands.verify import Target, choose_target
+from sat_tf.commands.verify import choose_files
 from sat_tf.exact.certificate.certificate import read_certificate
 from tests.commands.light import told_without_tensorflow
 from tests.exact.device.kits import certificate_in, checked
-from tests.export.conftest import small, small_file, small_images  # noqa: F401
+from tests.exact.test_without_tensorflow import python  # noqa: F401
+from tests.export import zoo
 from tests.loading import hostile
+from tests.training.small import write_pictures
 
 # -- what is verified ------------------------------------------------------------------------------
 
@@ -46,32 +44,23 @@ def named_files(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_name_a_file_and_its_model(words, tflite, model):
-    found = choose_target(*words)
-    assert found.tflite == pathlib.Path(tflite)
-    assert found.model == (pathlib.Path(model) if model else None)
-    assert (found.folder is not None) == (words[0] == "run")
-
-
-def test_a_target_without_a_model_is_a_file_alone():
-    assert Target(pathlib.Path("x")).model is None
+    expected = pathlib.Path(tflite), pathlib.Path(model) if model else None
+    *files, folder = choose_files(*words)
+    assert tuple(files) == expected
+    assert (folder is not None) == (words[0] == "run")
 
 
 # -- --target, from the plan over the file to what is checked of it --------------------------------
 
 
 @pytest.mark.essential
-def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, said):
-    target = ["--target", "ethos-u55"]
-    assert main.main(["explain", str(files / "float.h5"), *target]) == 0
-    planned = said()
-    path = tmp_path / "model.tflite"
-    assert main.main(["export", str(files / "quantized.keras"), "--out", str(path), *target]) == 0
-    written = said()
-    words = ["verify", str(path), "--images", str(files / "images.npy"), "--num_images", "2"]
-    assert main.main([*words, "--runtime", "xnnpack", "--target", "int8"]) == 0
-    checked = said()
-    assert "operators run on Arm Ethos-U55." in planned
-    assert "operators run on Arm Ethos-U55." in written
+def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, sat):
+    path, target = tmp_path / "model.tflite", "--target ethos-u55"
+    on_target = "operators run on Arm Ethos-U55."
+    assert on_target in sat(f"explain {files}/float.h5 {target}")
+    assert on_target in sat(f"export {files}/quantized.keras --out {path} {target}")
+    words = f"--images {files}/images.npy --num_images 2 --runtime xnnpack --target int8"
+    checked = sat(f"verify {path} {words}")
     assert "operators are those of TFLite's int8 specification." in checked
     assert "The file is for Arm Ethos-U55, which was not here" in checked
     certificate = read_certificate(path.with_name("certificate.json"))
@@ -79,17 +68,17 @@ def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, said)
     assert certificate.target == "ethos-u55"
 
 
-def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, said):
+def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, sat):
     path = tmp_path / "model.tflite"
-    assert main.main(["export", str(files / "quantized.keras"), "--out", str(path)]) == 0
-    words = ["verify", str(path), "--images", str(files / "images.npy"), "--num_images", "2"]
-    assert main.main([*words, "--runtime", "xnnpack", "--target", "ethos-u55"]) == 0
+    sat(f"export {files}/quantized.keras --out {path}")
+    words = f"--images {files}/images.npy --num_images 2 --runtime xnnpack --target ethos-u55"
+    said = sat(f"verify {path} {words}")
     certificate = read_certificate(path.with_name("certificate.json"))
-    (left,) = [line for line in certificate.cpu_fallback["ethos-u55"] if "DEQUANTIZE" in line]
-    assert said().count(left) == 1
+    lines = certificate.cpu_fallback["ethos-u55"]
+    (left,) = [line for line in lines if "DEQUANTIZE" in line]
+    assert said.count(left) == 1
+    of = f"{len(lines)} of {sum(certificate.operators.values())}"
     notes = [note.words for note in certificate.statements]
-    count = len(certificate.cpu_fallback["ethos-u55"])
-    of = f"{count} of {sum(certificate.operators.values())}"
     assert f"Arm Ethos-U55 leaves {of} operators to the CPU." in notes
     assert left in notes
 
@@ -118,11 +107,8 @@ def folder(tmp_path_factory):
 @pytest.mark.essential
 def test_a_kit_goes_out_and_its_certificate_comes_back(folder, tmp_path):
     words = ("verify", "model.tflite", "--images", "images.npy")
-    said = told_without_tensorflow(
-        *(*words, "--kit", str(tmp_path / "kit.zip"), "--out", str(tmp_path / "proof")),
-        status=0,
-        cwd=folder,
-    )
+    kit = ("--kit", str(tmp_path / "kit.zip"), "--out", str(tmp_path / "proof"))
+    said = told_without_tensorflow(*words, *kit, status=0, cwd=folder)
     assert "16 images" in said
     assert "On the device: python kit.zip" in said
     assert checked(tmp_path / "kit.zip", tmp_path).returncode == 0
@@ -135,112 +121,43 @@ def test_a_kit_goes_out_and_its_certificate_comes_back(folder, tmp_path):
     assert values["num_images"] == 20
 
 
-def test_certificates_are_checked_on_the_files_that_they_were_made_with(folder, tmp_path, capsys):
+def test_certificates_are_checked_on_the_files_that_they_were_made_with(folder, tmp_path, sat):
     photos, proof = tmp_path / "photos", tmp_path / "proof"
-    photos.mkdir()
-    for number, pixels in enumerate(np.load(folder / "images.npy")):
-        Image.fromarray(pixels).save(photos / f"{number:02}.png")
-    (photos / "04.png").write_bytes(b"no picture")  # of the first ten, one cannot be read
-
-    def verify(*words):
-        status = main.main(
-            ["verify", str(folder / "model.tflite"), "--images", str(photos), *words]
-        )
-        printed = capsys.readouterr()
-        return status, " ".join((printed.out + printed.err).split())
-
-    few = ("--num_images", "10")
-    assert verify(*few, "--out", str(proof), "--kit", str(tmp_path / "kit.zip"))[0] == 0
+    write_pictures(photos, np.load(folder / "images.npy"))
+    (photos / "004.png").write_bytes(b"no picture")  # of the first ten, one cannot be read
+    verify = f"verify {folder}/model.tflite --images {photos}"
+    sat(f"{verify} --num_images 10 --out {proof} --kit {tmp_path}/kit.zip")
     assert checked(tmp_path / "kit.zip", tmp_path).returncode == 0
-    certificates = [str(proof / "certificate.json"), str(certificate_in(tmp_path))]
-    files = json.loads(pathlib.Path(certificates[0]).read_text())["images_from"]["files"]
-    taken = [f"{number:02}.png" for number in (0, 2, 6, 8, 11, 13, 15, 17, 19)]
-    assert list(files) == taken
-    (photos / "03.png").write_bytes(b"no picture either")
-    (photos / "new.png").write_bytes((photos / "00.png").read_bytes())
+    certificates = [proof / "certificate.json", certificate_in(tmp_path)]
+    files = json.loads(certificates[0].read_text())["images_from"]["files"]
+    assert list(files) == [f"{number:03}.png" for number in (0, 2, 6, 8, 11, 13, 15, 17, 19)]
+    (photos / "003.png").write_bytes(b"no picture either")
+    (photos / "new.png").write_bytes((photos / "000.png").read_bytes())
     for certificate in certificates:
-        status, said = verify("--certificate", certificate)
-        assert status == 0, said
+        said = sat(f"{verify} --certificate {certificate}")
         assert "holds; the codes" in said or "are those of the simulation here" in said
-    (photos / "06.png").unlink()
-    (photos / "08.png").write_bytes((photos / "00.png").read_bytes())
+    (photos / "006.png").unlink()
+    (photos / "008.png").write_bytes((photos / "000.png").read_bytes())
     for certificate in certificates:
-        status, said = verify("--certificate", certificate)
-        assert status == 2
-        assert "2 of 9 pictures that are not there or have changed (06.png, 08.png)" in said
+        said = sat(f"{verify} --certificate {certificate}", status=2)
+        assert "2 of 9 pictures that are not there or have changed (006.png, 008.png)" in said
 
 
 # -- where nothing but what the documentation says is installed ------------------------------------
 
-_PACKAGE = pathlib.Path(sat_tf.__file__).parent
-_PAGE = _PACKAGE.parent / "docs" / "guides" / "verify.md"
 
-
-def _documented():
-    """The packages that the page installs beside sat-tf without its requirements."""
-    lines = re.findall(r"^pip install (.+)$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    others, alone = lines  # the other way round, pip complains of all that is left out
-    assert alone == "--no-deps sat-tf"
-    return [Requirement(word.strip("'")) for word in others.split()]
-
-
-def _with_their_own(requirements):
-    """The distributions that pip installs for requirements."""
-    found, left = {}, [(one, "") for one in requirements]
-    while left:
-        one, extra = left.pop()
-        if one.name in found or (one.marker and not one.marker.evaluate({"extra": extra})):
-            continue
-        found[one.name] = metadata.distribution(one.name)
-        assert found[one.name].version in one.specifier
-        left += [(Requirement(words), "") for words in found[one.name].requires or []]
-    return list(found.values())
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """The Python of an environment that has the documented packages alone."""
-    folder = tmp_path_factory.mktemp("alone")
-    venv.create(folder, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    parts = {
-        dist.locate_file(file.parts[0]).absolute()
-        for dist in _with_their_own(_documented())
-        for file in dist.files
-        if file.parts[0] not in ("..", "__pycache__")
-    }
-    for part in {_PACKAGE, *parts}:
-        (site / part.name).symlink_to(part)
-    return folder / "bin" / "python"
-
-
-def _run(python, folder, *words):
-    return subprocess.run(
-        [python, "-P", *words],
-        cwd=folder,
-        env={"COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _run(interpreter, folder, *words):
+    settings = {"env": {"COLUMNS": "200"}, "capture_output": True, "text": True}
+    return subprocess.run([interpreter, "-P", *words], cwd=folder, check=False, **settings)
 
 
 @pytest.mark.thorough
-def test_a_file_is_verified_with_what_the_documentation_installs(
-    python,
-    small_file,  # noqa: F811
-    tmp_path,
-):
-    absent = ("tensorflow", "tf_keras", "keras")
-    asked = f"import importlib.util as u; print(*map(u.find_spec, {absent}))"
-    assert _run(python, tmp_path, "-c", asked).stdout.split() == ["None"] * len(absent)
-    (tmp_path / "photos").mkdir()
-    draw = np.random.default_rng(0)
-    for number in range(3):
-        pixels = draw.integers(0, 256, (40, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
-    words = ("-m", "sat_tf", "verify", str(small_file), "--images", "photos", "--out", "proof")
-    done = _run(python, tmp_path, *words)
+def test_a_file_is_verified_with_what_the_documentation_installs(python, tmp_path):  # noqa: F811
+    sat_tf.export_tflite(zoo.quantized("bottleneck"), tmp_path / "model.tflite")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
+    write_pictures(tmp_path / "photos", pixels)
+    words = ["-m", "sat_tf", "verify", "model.tflite", "--images", "photos"]
+    done = _run(python, tmp_path, *words, "--out", "proof")
     assert done.returncode == 0, done.stderr
     certificate = read_certificate(tmp_path / "proof" / "certificate.json")
     assert certificate.is_exact
@@ -249,16 +166,19 @@ def test_a_file_is_verified_with_what_the_documentation_installs(
     marks = json.loads((tmp_path / "proof" / "overlay.json").read_text(encoding="utf-8"))["results"]
     assert marks.keys() == {tensor.name for tensor in certificate.runtimes["xnnpack"].tensors}
     assert all(" codes differ; " in mark["value"] for mark in marks.values())
-    again = (*words[:-4], "--certificate", "proof/certificate.json", "--images", "photos")
-    done = _run(python, tmp_path, *again)
+    done = _run(python, tmp_path, *words, "--certificate", "proof/certificate.json")
     assert done.returncode == 0, done.stderr
 
 
-def test_they_are_requirements_of_the_package_and_bring_no_tensorflow():
-    settings = tomllib.loads((_PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+def test_they_are_requirements_of_the_package():
+    root = pathlib.Path(sat_tf.__file__).parents[1]
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     ranges = {}
     for one in map(Requirement, settings["project"]["dependencies"]):
         ranges.setdefault(one.name, one.specifier)
-    for one in _documented():
+    page = (root / "docs" / "guides" / "verify.md").read_text(encoding="utf-8")
+    # The other way round, pip complains of all that is left out.
+    others, alone = re.findall(r"^pip install (.+)$", page, re.MULTILINE)
+    assert alone == "--no-deps sat-tf"
+    for one in (Requirement(word.strip("'")) for word in others.split()):
         assert set(one.specifier) <= set(ranges[one.name])
-    assert "tensorflow" not in {dist.name for dist in _with_their_own(_documented())}

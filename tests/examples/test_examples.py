@@ -15,18 +15,13 @@ from tests.keras3.processes import run_on
 
 # -- train_imagenet.py -----------------------------------------------------------------------------
 
-TRAIN_IMAGENET = pathlib.Path(__file__).parents[2] / "examples" / "train_imagenet.py"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
-def run(*arguments, folder, timeout=120):
-    return subprocess.run(
-        [sys.executable, str(TRAIN_IMAGENET), *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
+def run(*words, folder, example="train_imagenet", timeout=300):
+    words = [sys.executable, str(EXAMPLES / f"{example}.py"), *words]
+    settings = {"capture_output": True, "text": True, "check": False, "timeout": timeout}
+    return subprocess.run(words, cwd=folder, **settings)
 
 
 @pytest.mark.essential
@@ -78,7 +73,7 @@ def test_the_demo_keeps_its_promises(tmp_path, seed):
 
 # -- quickstart.ipynb ------------------------------------------------------------------------------
 
-NOTEBOOK = pathlib.Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
+NOTEBOOK = EXAMPLES / "quickstart.ipynb"
 PATHS = re.compile(r"/(home|root|tmp|usr|work|Users)/|site-packages|[A-Z]:\\\\")
 
 
@@ -87,7 +82,7 @@ def _outputs(notebook):
 
 
 def _text(notebook):
-    return "".join(str(output) for output in _outputs(notebook))
+    return "".join(map(str, _outputs(notebook)))
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +117,13 @@ def test_it_runs_from_top_to_bottom(committed, tmp_path):
 
 # -- keras3_finetune.py ----------------------------------------------------------------------------
 
-KERAS3_FINETUNE = pathlib.Path(__file__).parents[2] / "examples" / "keras3_finetune.py"
-
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 def test_no_code_of_its_file_differs(backend, tmp_path):
     short = ["--float_epochs=1", "--epochs=1"]
-    said = run_on(backend, KERAS3_FINETUNE, f"--backend={backend}", f"--output={tmp_path}", *short)
+    script = EXAMPLES / "keras3_finetune.py"
+    said = run_on(backend, script, f"--backend={backend}", f"--output={tmp_path}", *short)
     assert f" on {backend}" in said
     assert "0 of 477,824 codes differ" in said
     assert {path.name for path in tmp_path.iterdir()} >= {"model.tflite", "quantized.keras"}
@@ -137,21 +131,13 @@ def test_no_code_of_its_file_differs(backend, tmp_path):
 
 # -- plot_proof.py ---------------------------------------------------------------------------------
 
-PLOT_PROOF = pathlib.Path(__file__).parents[2] / "examples" / "plot_proof.py"
-
 
 @pytest.mark.thorough
 def test_no_code_of_the_picture_differs_but_for_ties_of_keras(tmp_path):
-    picture = tmp_path / "proof.png"
-    done = subprocess.run(
-        [sys.executable, str(PLOT_PROOF), f"--output={picture}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = run("--output=proof.png", folder=tmp_path, example="plot_proof")
+    assert done.returncode == 0, done.stderr
     differ = re.search(r": 0 codes differ from the integer model, (\d+) from Keras", done.stdout)
     # Of 419,968: the biases are the file's, but Keras sums in float32, which decides near a tie.
     assert int(differ[1]) <= 10
-    assert Image.open(picture).width > 1000
     assert [file.name for file in tmp_path.iterdir()] == ["proof.png"]
+    assert Image.open(tmp_path / "proof.png").width > 1000

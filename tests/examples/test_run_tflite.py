@@ -1,8 +1,6 @@
 """The example that runs a file: pixels and classes are those of `sat-tf evaluate`."""
 
-import argparse
 import importlib.util
-import io
 import itertools
 import json
 import pathlib
@@ -14,11 +12,9 @@ import PIL
 import pytest
 import tf_keras as keras
 from PIL import Image
-from rich.console import Console
 from sklearn.datasets import load_sample_image
 
 import sat_tf
-from sat_tf.commands import evaluate
 from sat_tf.commands.main import main
 from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from sat_tf.pictures import open_pictures
@@ -58,11 +54,10 @@ def pictures(tmp_path_factory):
 @pytest.mark.parametrize("known", [COVERING, RESIZED_AND_CROPPED, AS_IN_IMAGENET])
 @pytest.mark.parametrize("shape", [(32, 32, 3), (24, 40, 1)])
 def test_its_pixels_are_those_of_the_package(example, pictures, known, shape):
-    files = sorted((pictures / "val").rglob("*.jpg"))
+    files = sorted((pictures / "val").rglob("*.jpg"), key=lambda file: (file.parent, file.name))
     found = [example.prepare(file, shape, json.loads(known.to_json())) for file in files]
     expected, _ = open_pictures(pictures, shape, known).held_out.images()
-    order = sorted(range(len(files)), key=lambda index: (files[index].parent, files[index].name))
-    np.testing.assert_array_equal(np.stack([found[index] for index in order]), expected)
+    np.testing.assert_array_equal(np.stack(found), expected)
 
 
 def test_its_pixels_of_16_bits_are_those_of_the_package(example, tmp_path):
@@ -125,43 +120,31 @@ def test_a_report_has_the_accuracy_that_evaluate_and_a_phone_have(example, tmp_p
     assert f"{100 * np.mean(hits):.2f} %" == right
 
 
-def test_what_is_no_file_for_it_is_said_in_a_line(example, tmp_path):
+def test_what_it_cannot_run_is_said_in_a_line(example, tmp_path):
     (tmp_path / "text.tflite").write_text("text")
-    for name in ("text.tflite", "nothing.tflite"):
-        path = str(tmp_path / name)
-        with pytest.raises(SystemExit, match="received no TFLite file that LiteRT runs"):
-            example.main([path, "picture.png"])
-
-
-def test_without_arguments_it_says_what_it_wants(example):
-    with pytest.raises(SystemExit, match=r"usage: python run_tflite.py model.tflite picture.png"):
-        example.main([])
+    no_file = "received no TFLite file that LiteRT runs"
+    for words, said in (
+        ([str(tmp_path / "text.tflite"), "picture.png"], no_file),
+        ([str(tmp_path / "nothing.tflite"), "picture.png"], no_file),
+        ([], "usage: python run_tflite.py model.tflite picture.png"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            example.main(words)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("labels", [None, LABELS])
-def test_its_classes_are_those_that_evaluate_counts(labels, pictures, tmp_path):
+def test_its_classes_are_those_that_evaluate_counts(labels, pictures, tmp_path, capsys):
     model, path = quantized("bottleneck"), tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path, labels=labels, preprocessing=RESIZED_AND_CROPPED)
     files = sorted((pictures / "val").rglob("*.jpg"))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(path), *map(str, files)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    lines = [
-        line.removeprefix(f"{file}: ")
-        for line, file in zip(done.stdout.splitlines(), files, strict=True)
-    ]
+    words = [sys.executable, SCRIPT, path, *files]
+    told = subprocess.check_output(words, text=True, timeout=120).splitlines()
+    lines = [line.removeprefix(f"{file}: ") for line, file in zip(told, files, strict=True)]
     numbers = [int(line.split()[0]) for line in lines]
     if labels:
         assert lines == [f"{number} {labels[number]}" for number in numbers]
-    right = np.mean(
-        [LABELS[number] == file.parent.name for number, file in zip(numbers, files, strict=True)]
-    )
-    console = Console(file=io.StringIO(), width=200)
-    words = {"file": path, "images": str(pictures / "val"), "labels": None, "num_images": None}
-    evaluate.run(argparse.Namespace(**words), console)
-    assert f"top-1 {100 * right:.2f} %" in console.file.getvalue()
+    classes = [file.parent.name for file in files]
+    right = np.mean([LABELS[number] == name for number, name in zip(numbers, classes, strict=True)])
+    assert main(["evaluate", str(path), "--images", str(pictures / "val")]) == 0
+    assert f"top-1 {100 * right:.2f} %" in " ".join(capsys.readouterr().out.split())

@@ -19,6 +19,7 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from tests.export.zoo import images_for, quantized
+from tests.training.data.photographs import encoded
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import browser
@@ -56,14 +57,9 @@ def in_modules(body, files):
     return browser.run_page(_MODULES.replace("BODY", body), files, seconds=120)
 
 
-def encoded(pixels, kind="PNG", **settings):
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, kind, **settings)
-    return stream.getvalue()
-
-
-def picture(rows, columns, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (rows, columns, 3)).astype(np.uint8)
+def picture(rows, columns):
+    """The pixels of a PNG of noise."""
+    return np.random.default_rng(0).integers(0, 256, (rows, columns, 3)).astype(np.uint8)
 
 
 def as_pillow_has_it(content, shape, ratio, turns=True):
@@ -85,30 +81,34 @@ def as_pillow_has_it(content, shape, ratio, turns=True):
     return np.asarray(small).reshape(shape)
 
 
+def written(model, path, preprocessing, **settings):
+    """The file of a model, with labels and preprocessing."""
+    sat_tf.export_tflite(model, path, labels=LABELS, **settings)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        archive.writestr("preprocessing.json", json.dumps(preprocessing))
+    return path.read_bytes()
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A quantized model, and its file with labels and preprocessing."""
-    model = quantized("bottleneck")
-    path = tmp_path_factory.mktemp("web") / "model.tflite"
-    sat_tf.export_tflite(model, path, labels=LABELS)
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
-        archive.writestr("preprocessing.json", json.dumps(PREPROCESSING))
-    return model, path.read_bytes()
+    """A quantized model, and its file."""
+    model, path = quantized("bottleneck"), tmp_path_factory.mktemp("web") / "model.tflite"
+    return model, written(model, path, PREPROCESSING)
 
 
 def test_pixels_are_those_of_pillow():
     turned = Image.Exif()
     turned[0x0112] = 6
     smooth = np.add.outer(np.arange(50) * 3, np.arange(70) * 2).astype(np.uint8)
-    jpeg = encoded(np.stack([smooth, smooth.T.reshape(50, 70), 255 - smooth], -1), "JPEG")
-    upright = encoded(np.repeat(smooth[..., None], 3, -1), "JPEG", exif=turned)
+    jpeg = encoded(np.stack([smooth, smooth.T.reshape(50, 70), 255 - smooth], -1))
+    upright = encoded(np.repeat(smooth[..., None], 3, -1), exif=turned)
     cases = [
-        (encoded(picture(40, 60)), (32, 32, 3), 1, True),
-        (encoded(picture(375, 500)), (224, 224, 3), 256 / 224, True),
-        (encoded(picture(31, 47)), (24, 40, 3), 1.25, True),
-        (encoded(picture(32, 32)), (32, 32, 3), 1, True),
-        (encoded(picture(90, 33)), (28, 28, 1), 1, True),
-        (encoded(picture(20, 20)[..., 0]), (28, 28, 1), 1.1, True),
+        (encoded(picture(40, 60), "PNG"), (32, 32, 3), 1, True),
+        (encoded(picture(375, 500), "PNG"), (224, 224, 3), 256 / 224, True),
+        (encoded(picture(31, 47), "PNG"), (24, 40, 3), 1.25, True),
+        (encoded(picture(32, 32), "PNG"), (32, 32, 3), 1, True),
+        (encoded(picture(90, 33), "PNG"), (28, 28, 1), 1, True),
+        (encoded(picture(20, 20)[..., 0], "PNG"), (28, 28, 1), 1.1, True),
         (jpeg, (16, 16, 3), 1, True),
         (upright, (16, 24, 3), 1, True),
         (upright, (16, 24, 3), 1, False),
@@ -132,7 +132,7 @@ def test_pixels_are_those_of_pillow():
 
 def test_a_model_gives_what_litert_gives_for_a_picture(exported):
     model, content = exported
-    drawn = encoded(picture(40, 60))
+    drawn = encoded(picture(40, 60), "PNG")
     body = """
     const {Model} = await import('/web/model.js');
     const model = await Model.open(await bytes('model'));
@@ -157,22 +157,24 @@ def test_a_model_gives_what_litert_gives_for_a_picture(exported):
     np.testing.assert_allclose([one["probability"] for one in classes], probabilities, rtol=1e-6)
 
 
-def test_a_file_that_asks_for_another_preprocessing_is_refused(exported, tmp_path):
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(exported[0], path, labels=LABELS)
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
-        archive.writestr("preprocessing.json", json.dumps({**PREPROCESSING, "crop": "corner"}))
-    body = "await (await import('/web/model.js')).Model.open(await bytes('model'))"
-    with pytest.raises(RuntimeError, match="received a file with crop: corner; expected centre"):
-        in_modules(body, {"model": path.read_bytes()})
+_OPENED = "await (await import('/web/model.js')).Model.open(await bytes('model'))"
 
 
-def test_a_file_with_outputs_of_int8_is_answered_with_the_type_that_works(exported, tmp_path):
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(exported[0], path, labels=LABELS, output_type="int8")
-    body = "await (await import('/web/model.js')).Model.open(await bytes('model'))"
-    with pytest.raises(RuntimeError, match="no int8: export with output_type='uint8'"):
-        in_modules(body, {"model": path.read_bytes()})
+@pytest.mark.parametrize(
+    ("settings", "crop", "refusal"),
+    [
+        ({}, "corner", "received a file with crop: corner; expected centre"),
+        ({"output_type": "int8"}, "centre", "no int8: export with output_type='uint8'"),
+    ],
+)
+def test_a_file_of_another_preprocessing_or_of_int8_is_refused(
+    settings, crop, refusal, exported, tmp_path
+):
+    content = written(
+        exported[0], tmp_path / "model.tflite", {**PREPROCESSING, "crop": crop}, **settings
+    )
+    with pytest.raises(RuntimeError, match=refusal):
+        in_modules(_OPENED, {"model": content})
 
 
 def test_the_page_shows_classes_of_a_dropped_picture_at_390_pixels(exported):
@@ -209,7 +211,7 @@ def test_the_page_shows_classes_of_a_dropped_picture_at_390_pixels(exported):
     drop(new File([await take('model')], 'other.tflite'));
     await until(() => text('model').startsWith('other.tflite'));
     """
-    posted = in_modules(body, {"model": content, "picture": encoded(picture(40, 60))})
+    posted = in_modules(body, {"model": content, "picture": encoded(picture(40, 60), "PNG")})
     labels, percents = json.loads(posted["shown"])
     assert posted["about"].decode().endswith("4 classes")
     assert sorted(labels) == sorted(LABELS)

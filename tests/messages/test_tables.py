@@ -27,6 +27,7 @@ from sat_tf.messages.tables import (
 )
 from sat_tf.messages.terminal import make_console
 
+PACKAGE = pathlib.Path(sat_tf.__file__).parent
 COLUMNS = [
     Column("layer", lambda row: row["name"], wrap="never"),
     Column("codes", lambda row: row["codes"], digits(","), number=True),
@@ -41,27 +42,30 @@ TABLE = Table(columns=COLUMNS, rows=ROWS, kind=lambda row: "bad" if row["verdict
 
 
 def printed(table, width=80, **options):
+    return shown(table.to_rich(**options), width=width)
+
+
+def shown(*objects, width=80, **options):
+    """What a terminal shows of objects of rich."""
     text = io.StringIO()
-    make_console(file=text, width=width).print(table.to_rich(**options))
+    make_console(file=text, width=width, **options).print(*objects)
     return text.getvalue()
 
 
+def of_one_cell(cell):
+    return Table(columns=[Column("", lambda row: row)], rows=[cell])
+
+
 def test_all_forms_show_the_same_words():
-    shown, page, markdown = printed(TABLE), TABLE.to_html("layers"), TABLE.to_markdown()
-    for words in ("layer", "codes", "clipped %", "1,234", "12.3", "broken"):
-        assert words in shown
-        assert words in page
-        assert words in markdown
+    for form in (printed(TABLE), TABLE.to_html("layers"), TABLE.to_markdown()):
+        for words in ("layer", "codes", "clipped %", "1,234", "12.3", "broken"):
+            assert words in form
 
 
-def test_names_are_no_markup_anywhere():
+def test_names_are_no_markup_anywhere_and_html_that_is_meant_to_be_stays():
     assert "&lt;b&gt;conv" in TABLE.to_html("layers")
     assert "[red]dense" in printed(TABLE)
-
-
-def test_html_that_is_meant_to_be_stays():
-    columns = [Column("drawing", lambda row: Markup("<svg></svg>"))]
-    assert "<td><svg></svg></td>" in Table(columns=columns, rows=[1]).to_html("drawings")
+    assert "<td><svg></svg></td>" in of_one_cell(Markup("<svg></svg>")).to_html("drawings")
 
 
 def test_numbers_are_on_the_right():
@@ -75,13 +79,9 @@ def test_marked_words_and_rows_have_their_class():
     page = TABLE.to_html("layers")
     assert '<tr class="bad"><td>' in page
     assert '<span class="bad">broken</span>' in page
-    assert "<b>conv</b>" in _one(Marked("conv", "name")).to_html("")
-    assert "<code>conv</code>" in _one(Marked("conv", "code")).to_html("")
-    assert "| `conv` |" in _one(Marked("conv", "code")).to_markdown()
-
-
-def _one(cell):
-    return Table(columns=[Column("", lambda row: row)], rows=[cell])
+    assert "<b>conv</b>" in of_one_cell(Marked("conv", "name")).to_html("")
+    assert "<code>conv</code>" in of_one_cell(Marked("conv", "code")).to_html("")
+    assert "| `conv` |" in of_one_cell(Marked("conv", "code")).to_markdown()
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,8 @@ class _Result(Displayed):
         return ["a < b", "", Marked("beware", "bad")]
 
 
-def test_the_interpreter_shows_the_line_and_the_class():
+def test_the_interpreter_shows_a_line_and_a_notebook_escaped_tables_below_it():
     assert repr(_Result(("a", "b"))) == "<_Result: 2 <names>>"
-
-
-def test_a_notebook_shows_escaped_tables_below_the_line():
     html = _Result(("<script>",))._repr_html_()
     assert '<span class="good">1 &lt;names&gt;</span>' in html
     assert "<td>&lt;script&gt;</td>" in html
@@ -204,35 +201,29 @@ def _wide_table(draws):
         for place in range(5)
     ]
     heads = ["bits", "top-1 lost", "codes differing", "first that differs", "multiply-adds"]
-    columns = [
-        Column("layer", lambda row: row["name"], wrap="never"),
-        *(
-            Column(
-                f"{heads[int(draws.integers(5))]} {place}",
-                lambda row, place=place: int(row["numbers"][place]),
-                digits(","),
-                number=True,
-                wrap=("", "never", "fold")[place % 3],
-            )
-            for place in range(int(draws.integers(1, 9)))
-        ),
-        Column("why", lambda row: row["why"]),
-    ]
-    return Table(columns=columns, rows=rows)
+    columns = [Column("layer", lambda row: row["name"], wrap="never")]
+    for place in range(int(draws.integers(1, 9))):
+
+        def number(row, place=place):
+            return int(row["numbers"][place])
+
+        wrap, head = ("", "never", "fold")[place % 3], heads[int(draws.integers(5))]
+        columns.append(Column(f"{head} {place}", number, digits(","), number=True, wrap=wrap))
+    return Table(columns=[*columns, Column("why", lambda row: row["why"])], rows=rows)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_head_and_no_number_is_cut_and_no_column_is_lost(seed, width):
     table = _wide_table(np.random.default_rng(seed))
-    shown = printed(table, width=width, title="a title")
-    assert "…" not in shown
-    assert shown.count("a title") == 1
-    words = re.findall(r"[^\s│┃┏┓┗┛┡┩┳╇┴─━└┘┬]+", shown)
+    text = printed(table, width=width, title="a title")
+    assert "…" not in text
+    assert text.count("a title") == 1
+    words = set(re.findall(r"[^\s│┃┏┓┗┛┡┩┳╇┴─━└┘┬]+", text))
     for column in table.columns:
-        assert set(column.title.split()) <= set(words)
+        assert set(column.title.split()) <= words
     for row in table.rows:
-        assert {f"{number:,}" for number in row["numbers"][: len(table.columns) - 2]} <= set(words)
+        assert {f"{number:,}" for number in row["numbers"][: len(table.columns) - 2]} <= words
 
 
 def test_columns_of_one_width_share_the_room():
@@ -241,13 +232,9 @@ def test_columns_of_one_width_share_the_room():
 
 
 def test_all_tables_of_the_package_fit_a_terminal():
-    sources = pathlib.Path(sat_tf.__file__).parent.rglob("*.py")
-    built = [
-        source.name
-        for source in sources
-        if re.search(r"rich\.table\.Table\(|from rich\.table import", source.read_text("utf-8"))
-    ]
-    assert built == []  # only of FittingTable
+    built = re.compile(r"rich\.table\.Table\(|from rich\.table import")
+    for source in PACKAGE.rglob("*.py"):
+        assert not built.search(source.read_text("utf-8")), source  # only of FittingTable
 
 
 # -- on a terminal ---------------------------------------------------------------------------------
@@ -257,11 +244,7 @@ def test_control_characters_are_text_wherever_they_stand():
     table = rich.table.Table("name\x07")
     table.add_row("layer\x1b[2J")
     table.add_row(Text("of a file\x1b]0;owned\x07", style="red"))
-    stream = io.StringIO()
-    console = make_console(file=stream, width=80, color_system=None)
-    console.print(table)
-    console.print("a label\x1b[31m", {"key": "\x9b2J"}, highlight=False, markup=False)
-    said = stream.getvalue()
+    said = shown(table, "a label\x1b[31m", {"key": "\x9b2J"}, color_system=None)
     assert not set(said) & set("\x07\x1b\x9b")
     assert r"layer\x1b[2J" in said
     assert r"of a file\x1b]0;owned" in said
@@ -269,22 +252,16 @@ def test_control_characters_are_text_wherever_they_stand():
 
 
 def test_colours_of_our_own_stay():
-    stream = io.StringIO()
-    make_console(file=stream, force_terminal=True, color_system="standard").print("x", style="red")
-    assert stream.getvalue() == "\x1b[31mx\x1b[0m\n"
+    red = shown(Text("x", style="red"), force_terminal=True, color_system="standard")
+    assert red == "\x1b[31mx\x1b[0m\n"
 
 
 def test_no_name_of_a_table_forges_a_line():
-    table = Table(columns=[Column("name", lambda row: row)], rows=["a\nerror: forged"])
-    text = io.StringIO()
-    make_console(file=text, width=80).print(table.to_rich())
-    said = text.getvalue()
-    assert r"a\nerror: forged" in said
+    assert r"a\nerror: forged" in printed(of_one_cell("a\nerror: forged"))
 
 
 # -- on a page -------------------------------------------------------------------------------------
 
-PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TEMPLATES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.html"))
 
 SCRIPTED = {"planning/zoom.html"}  # all that runs on a page
@@ -318,5 +295,4 @@ def test_control_characters_of_values_are_text():
     name = "layer\u202egnp.exe\x1b[2J"
     page = render("messages/notebook.html", headline=name, tables={}, notes=[])
     assert r"layer\u202egnp.exe\x1b[2J" in page
-    table = Table(columns=[Column("", lambda row: Marked(row, "name"))], rows=[name])
-    assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in table.to_html("")
+    assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in of_one_cell(Marked(name, "name")).to_html("")

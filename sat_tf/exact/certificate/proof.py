@@ -150,7 +150,10 @@ def prove(
     )
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
-            models.add(batch)
+            try:
+                models.add(batch)
+            except ValueError as error:
+                raise ValueError(f"{subject.path}: {error}") from error
             advance(number_of(batch))
     outputs, in_file = models.outputs(), subject.outputs
     labels = labels or [None] * len(in_file)

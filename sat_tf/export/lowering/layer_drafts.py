@@ -172,12 +172,6 @@ def window_mean(
     return LinearDraft.of_codes(source, LinearKind.DEPTHWISE, ones, scales, bias, window)
 
 
-def whole_mean(source: str, shape: Shape) -> LinearDraft:
-    """Returns the mean over rows and columns, as one window of a depthwise convolution."""
-    rows, columns, channels = shape
-    return window_mean(source, channels, (rows, columns), WHOLE)
-
-
 class Materialized(Draft):
     """A layer whose tensor exists already: another grid is a requantization of the tensor."""
 
@@ -209,7 +203,8 @@ class MeanDraft(OperationDraft):
         saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
         if codes.unit == 1.0 and saturates:
             return super().lower(builder, output)
-        return whole_mean(source, builder.shape(source)).lower(builder, output)
+        rows, columns, channels = builder.shape(source)
+        return window_mean(source, channels, (rows, columns), WHOLE).lower(builder, output)
 
 
 class Strip(NamedTuple):
