@@ -151,7 +151,7 @@ MOST_LINES = {
     "loading": 900,
     "messages": 1320,
     "planning": 1600,
-    "qat": 7900,
+    "qat": 7700,
     "quantizers": 3990,
     "report": 800,
     "training": 8400,

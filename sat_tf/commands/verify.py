@@ -28,7 +28,6 @@ from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.exact.device.kit import check_kit_path, write_kit
 from sat_tf.exact.device.report import (
-    DeviceCheck,
     is_device_certificate,
     read_device_certificate,
     read_device_check,
@@ -38,7 +37,7 @@ from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
-from sat_tf.messages.tables import Column, Marked, Table, digits, marked_text
+from sat_tf.messages.tables import Marked, marked_text
 from sat_tf.output_folder import (
     CERTIFICATE,
     FLOAT_MODEL,
@@ -51,17 +50,10 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """The files to verify."""
-
-    tflite: pathlib.Path  # The file.
-    model: pathlib.Path | None = None  # Its Keras model, if there is one.
-    folder: OutputFolder | None = None  # The folder of the command that made both, if one did.
-
-
-def choose_target(source: str | None, tflite: str | None = None) -> Target:
-    """The target that the positional arguments name."""
+def choose_files(
+    source: str | None, tflite: str | None = None
+) -> tuple[pathlib.Path, pathlib.Path | None, OutputFolder | None]:
+    """The file that the positional arguments name, its model, and the folder of both, if any."""
     if source is None:
         raise RunError(
             "received no file to verify, expected a folder of sat-tf quantize, a TFLite file, or "
@@ -73,20 +65,20 @@ def choose_target(source: str | None, tflite: str | None = None) -> Target:
     if path.is_dir():
         folder = OutputFolder(path)
         folder.require(QUANTIZED_MODEL, *([] if file else [TFLITE_MODEL]))
-        return Target(file or folder.file(TFLITE_MODEL), folder.file(QUANTIZED_MODEL), folder)
+        return file or folder.file(TFLITE_MODEL), folder.file(QUANTIZED_MODEL), folder
     if not path.is_file():
         raise RunError(
             f"{path}: not found; expected a folder of sat-tf quantize, a TFLite file, or a "
             "quantized model (.keras)."
         )
     if file is not None:
-        return Target(file, path)
+        return file, path, None
     if path.suffix in (".keras", ".h5"):
         raise RunError(
             f"{path}: received a model without a TFLite file; expected "
             "`sat-tf verify model.keras model.tflite`, or the folder of both."
         )
-    return Target(path)
+    return path, None, None
 
 
 OVERLAY = "overlay.json"
@@ -175,7 +167,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Compares a file with its model or with itself, code by code; False for a red headline."""
     options = image_options(arguments)
-    target = choose_target(arguments.source, arguments.tflite)
+    tflite, model, folder = choose_files(arguments.source, arguments.tflite)
     if arguments.kit_codes and arguments.kit is None:
         raise RunError("received --kit_codes without --kit, expected both; name the kit.")
     if arguments.kit is not None:
@@ -190,7 +182,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     cpu_fallback = {}
     if arguments.target is not None:  # of any tool's file
         processor = TARGETS[arguments.target]
-        contents = read_contents(read_tflite(target.tflite), str(target.tflite))
+        contents = read_contents(read_tflite(tflite), str(tflite))
         count, fallback = len(contents.operators), processor.cpu_fallback(contents)
         for statement in processor.statements(fallback, count):
             say(console, marked_text(statement))
@@ -198,8 +190,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             known = f"no reason is known to refuse one of the {count} operators"
             say(console, f"{processor.title}: {known}.")
         cpu_fallback = {arguments.target: [str(operator) for operator in fallback]}
-    comparison = _Comparison(target, options, arguments, console)
-    if target.model is None and is_foreign(target.tflite):
+    comparison = _Comparison(tflite, model, folder, options, arguments, console)
+    if model is None and is_foreign(tflite):
         return comparison.of_operators()
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
@@ -214,25 +206,15 @@ _IMAGES_OF_OPERATORS = 16
 _IMAGES_OF_KIT = 16
 _QUIET = Console(quiet=True)  # notes on images are printed where the file is verified
 OPERATORS = "operators.csv"
-_OF_DEVICE: list[Column[DeviceCheck]] = [
-    Column("machine", lambda device: device.title),
-    Column("kernels", lambda device: device.kernels),
-    Column(
-        "codes differing",
-        lambda device: Marked(device.counted, "good" if device.is_exact else "bad"),
-        number=True,
-        wrap="never",
-    ),
-    Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
-    Column("ms an image", lambda device: device.milliseconds, digits(".3g"), number=True),
-]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
     """A file, its model and its images; each method compares them and prints its findings."""
 
-    target: Target
+    tflite: pathlib.Path
+    model: pathlib.Path | None  # The file's Keras model, if there is one.
+    folder: OutputFolder | None  # The folder of the command that made both, if one did.
     wanted: ImageOptions
     arguments: argparse.Namespace
     console: Console
@@ -243,7 +225,7 @@ class _Comparison:
 
     def of_operators(self) -> bool:
         """Compares the operators of a file of another tool; whether rules explain all codes."""
-        path, options = self.target.tflite, self.wanted
+        path, options = self.tflite, self.wanted
         excluded = ("certificate", "kit", "float_model")
         if named := [f"--{name}" for name in excluded if getattr(self.arguments, name)]:
             raise RunError(
@@ -285,9 +267,9 @@ class _Comparison:
 
     def of_codes(self, cpu_fallback: dict[str, list[str]]) -> bool:
         """Compares every code, and writes the certificate; `cpu_fallback` has been printed."""
-        target, out, console = self.target, self.arguments.out, self.console
+        tflite, out, console = self.tflite, self.arguments.out, self.console
         with (
-            contextlib.nullcontext(target.tflite.parent)
+            contextlib.nullcontext(tflite.parent)
             if out is None
             else OutputFolder(pathlib.Path(out)).opened()
         ) as folder:
@@ -295,17 +277,17 @@ class _Comparison:
             certificate = self._prove(path)
             if cpu_fallback:
                 write_both(dataclasses.replace(certificate, cpu_fallback=cpu_fallback), path)
-            print_certificate(certificate, str(target.tflite), console)
+            print_certificate(certificate, str(tflite), console)
             say(console, f"Certificate: {path.with_suffix('.html')}")
             if out is not None:
                 certificate.write_overlay(folder / OVERLAY)
             if self.arguments.kit is not None:
                 self._write_kit()
-            return conclude(target.tflite, certificate.verdict, console)
+            return conclude(tflite, certificate.verdict, console)
 
     def with_certificate(self) -> bool:
         """Checks the file against its certificate."""
-        target, out, console = self.target, self.arguments.out, self.console
+        tflite, out, console = self.tflite, self.arguments.out, self.console
         certificate = self.arguments.certificate
         recorded = read_certificate(certificate)
         images = None
@@ -313,8 +295,8 @@ class _Comparison:
             # The hash of the images shows whether they are the same.
             options = self.wanted.again(recorded.images_from, recorded.num_images)
             images = self._file_pixels(options, console).images
-        outcome = recheck(target.tflite, recorded, images, runtimes=self.runtimes, progress=True)
-        print_certificate(outcome.certificate, str(target.tflite), console)
+        outcome = recheck(tflite, recorded, images, runtimes=self.runtimes, progress=True)
+        print_certificate(outcome.certificate, str(tflite), console)
         for difference in outcome.differences:
             say(console, f"  {in_one_line(difference)}", style="red")
         if out is not None:
@@ -335,7 +317,7 @@ class _Comparison:
 
     def _write_kit(self) -> None:
         """Writes the proof kit, and says what to do with it."""
-        tflite, options = self.target.tflite, self.wanted
+        tflite, options = self.tflite, self.wanted
         few = dataclasses.replace(options, num_images=options.num_images or _IMAGES_OF_KIT)
         pixels = self._file_pixels(few, _QUIET)
         kit = write_kit(
@@ -359,7 +341,7 @@ class _Comparison:
 
     def with_certificate_of_device(self) -> bool:
         """Checks the file against the certificate that a proof kit wrote on a device."""
-        tflite, console, certificate = self.target.tflite, self.console, self.arguments.certificate
+        tflite, console, certificate = self.tflite, self.console, self.arguments.certificate
         if self.arguments.out is not None:
             raise RunError(
                 "received --out with the certificate of a device, expected it without: there is "
@@ -372,12 +354,12 @@ class _Comparison:
             options = self.wanted.again(kit.images_from, kit.num_images)
             images = self._file_pixels(options, _QUIET).images
         check, is_simulated = read_device_check(tflite, certificate, images)
-        console.print(Table(columns=_OF_DEVICE, rows=[check]).to_rich())
+        counted = f"{check.title}, kernels {check.kernels}: {check.counted} codes differ"
+        if check.first_differing:
+            counted += f", first those of {check.first_differing}"
+        say(console, in_one_line(f"{counted}; {check.milliseconds:.3g} ms an image"))
         if check.delegate != "XNNPACK":
-            what = (
-                f"received the delegate {check.delegate}, expected XNNPACK, which files are exact "
-                "with"
-            )
+            what = f"received the delegate {check.delegate}, expected XNNPACK, which is exact"
             say(console, in_one_line(f"{check.title}: {what}"), style="yellow")
         held = (
             "the codes that its kit expected are those of the simulation here"
@@ -392,8 +374,8 @@ class _Comparison:
         return True
 
     def _prove(self, certificate_path: pathlib.Path) -> Certificate:
-        target, trust = self.target, self.arguments.trust_model
-        float_model = target.folder.file(FLOAT_MODEL) if target.folder else None
+        trust = self.arguments.trust_model
+        float_model = self.folder.file(FLOAT_MODEL) if self.folder else None
         if self.arguments.float_model is not None:
             float_model = pathlib.Path(self.arguments.float_model)
             if not os.path.isfile(float_model):  # also if the name is too long for a file
@@ -408,8 +390,8 @@ class _Comparison:
         if float_model is not None and float_model.is_file():
             advice = "expected the float model, as Keras has saved it."
             settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
-        if target.model is None:
-            subject = read_subject(target.tflite)
+        if self.model is None:
+            subject = read_subject(self.tflite)
             pixels = self._file_pixels(self.wanted, self.console)
             if "float_model" in settings:
                 from sat_tf.export.verify import FloatReference
@@ -422,16 +404,16 @@ class _Comparison:
         from sat_tf.graph.network import Network, check_one_of_each
         from sat_tf.qat.inputs import takes_pixels
 
-        with value_errors_as_run_errors(target.model):
-            model: keras.Model = load_model(target.model, trust=trust)
+        with value_errors_as_run_errors(self.model):
+            model: keras.Model = load_model(self.model, trust=trust)
             check_one_of_each(model)
             shape, classes = tuple(model.input_shape[1:]), int(model.output_shape[-1])
             pixels = self._pixels(self.wanted, shape, classes, self.console)
             if not takes_pixels(Network(model)):
-                pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
+                pixels = pixels.of_input(read_subject(self.tflite).graph.images[0])
             return verify_tflite(
                 model,
-                target.tflite,
+                self.tflite,
                 pixels.images,
                 pixels.labels,
                 images_from=pixels.source,
@@ -442,17 +424,17 @@ class _Comparison:
         self, options: ImageOptions, shape: tuple[int, ...], num_classes: int, console: Console
     ) -> Pixels:
         """The images that were chosen, or random ones."""
-        tflite = self.target.tflite
-        pixels = options.load(shape, num_classes, read_metadata(read_tflite(tflite), str(tflite)))
+        metadata = read_metadata(read_tflite(self.tflite), str(self.tflite))
+        pixels = options.load(shape, num_classes, metadata)
         say_notes(pixels.notes, console)
         return pixels
 
     def _file_pixels(self, options: ImageOptions, console: Console) -> Pixels:
         """The images for the input of the file."""
-        graph = read_subject(self.target.tflite).graph
+        graph = read_subject(self.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
         pixels = self._pixels(options, graph.images[0].shape, classes, console)
         try:
             return pixels.of_input(graph.images[0])
         except ValueError as error:
-            raise ValueError(f"{self.target.tflite}: {error}") from error
+            raise ValueError(f"{self.tflite}: {error}") from error

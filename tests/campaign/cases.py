@@ -121,12 +121,9 @@ def judge_command(
 
 def files_in(folder: pathlib.Path) -> dict[str, Sequence[int]]:
     """The files below a folder, with the size and the time of each."""
-    found = {}
-    for path in folder.rglob("*"):
-        if not path.is_dir() or path.is_symlink():
-            facts = path.lstat()
-            found[str(path.relative_to(folder))] = [facts.st_size, facts.st_mtime_ns]
-    return found
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    facts = {str(path.relative_to(folder)): path.lstat() for path in paths}
+    return {name: [fact.st_size, fact.st_mtime_ns] for name, fact in facts.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import string
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -125,19 +125,12 @@ def changed_value(value: Any, rng: random.Random) -> Any:
     return found
 
 
-def _places(value: Any) -> Any:
+def _places(container: Any) -> Iterator[tuple[Any, Any]]:
     """Every container with every key or index."""
-    waiting = [value]
-    while waiting:
-        container = waiting.pop()
-        keys = ()
-        if isinstance(container, dict):
-            keys = container
-        elif isinstance(container, list):
-            keys = range(len(container))
-        for key in keys:
-            yield container, key
-            waiting.append(container[key])
+    keys = range(len(container)) if isinstance(container, list) else container
+    for key in keys if isinstance(container, list | dict) else ():
+        yield container, key
+        yield from _places(container[key])
 
 
 def changed_json(content: bytes, rng: random.Random) -> bytes:
@@ -190,19 +183,17 @@ def _changed_hdf5(content: bytes, rng: random.Random) -> bytes:
             file[name][...] = rng.choice((np.nan, np.inf, 0.0, 1e38))
         else:
             del file[name]
-            outside = [("/etc/hostname", 0, 4)]
-            rng.choice(
-                (
-                    lambda: None,
-                    lambda: file.create_dataset(name, (*shape, 2), "f4"),
-                    lambda: file.create_dataset(name, shape, "c8"),
-                    lambda: file.create_dataset(name, data="text"),
-                    lambda: file.create_dataset(name, (4,), "u1", external=outside),
-                    lambda: file.create_dataset(name, (2**40,), "f4"),
-                    lambda: file.__setitem__(name, h5py.ExternalLink("/etc/hostname", "/")),
-                    lambda: file.__setitem__(name, h5py.SoftLink(f"/{name}")),
-                )
-            )()
+            outside = {"external": [("/etc/hostname", 0, 4)]}
+            arrays = (
+                *(((*shape, 2), "f4", {}), (shape, "c8", {}), ((2**40,), "f4", {})),
+                *(((4,), "u1", outside), (None, None, {"data": "text"})),
+            )
+            links = (h5py.ExternalLink("/etc/hostname", "/"), h5py.SoftLink(f"/{name}"))
+            other = rng.choice((None, *arrays, *links))
+            if isinstance(other, tuple):
+                file.create_dataset(name, *other[:2], **other[2])
+            elif other is not None:
+                file[name] = other
     found = path.read_bytes()
     path.unlink()
     return found

@@ -33,7 +33,7 @@ from tests.campaign.cases import (
 from tests.campaign.chains import begin, run
 from tests.campaign.moments import LOG
 from tests.campaign.mutation import archive, members_of
-from tests.campaign.originals import original
+from tests.campaign.originals import FOREIGN, original
 from tests.campaign.processes import TRIAL, Ended
 from tests.export.damage import changed
 
@@ -257,15 +257,17 @@ def _in_certificate(name: str, place: pathlib.Path, rng: random.Random) -> list[
 
 def _of_tensor(name: str, place: pathlib.Path, rng: random.Random) -> list[Words]:
     """A file that another tool wrote has a tensor and a description of that name."""
-    source = pathlib.Path(__file__).parents[1] / "export" / "foreign" / "converter_uint8.tflite"
-    hostile = name.encode("utf-8", "replace")
+    content, hostile = (
+        (FOREIGN / "converter_uint8.tflite").read_bytes(),
+        name.encode("utf-8", "replace"),
+    )
 
     def rename(model: Any, graph: Any) -> None:
         model.description = hostile
         for tensor in graph.tensors[:: rng.choice((1, 2))]:
             tensor.name = hostile
 
-    (place / "foreign.tflite").write_bytes(changed(source.read_bytes(), rename))
+    (place / "foreign.tflite").write_bytes(changed(content, rename))
     return [
         ("verify", "foreign.tflite", "--out", "proof"),
         ("verify", "foreign.tflite", "--target", "ethos-u55"),

@@ -12,7 +12,8 @@ from PIL import Image
 # The processes of a campaign find their folder in this variable.
 _VARIABLE = "SAT_TF_ORIGINALS"
 _ROOT = pathlib.Path(__file__).parents[2]
-_FOREIGN = _ROOT / "tests" / "export" / "foreign"
+# Files that other tools wrote.
+FOREIGN = _ROOT / "tests" / "exact" / "foreign"
 # These models of the tests' zoo make other operators, and their files are written otherwise.
 _SPECIMENS = {
     "bottleneck": {"pack": "int2"},
@@ -49,8 +50,10 @@ def original(name: str) -> pathlib.Path:
 @functools.cache
 def tflite_files() -> dict[str, bytes]:
     """Files of ours and of other tools, by name."""
-    paths = [*pathlib.Path(os.environ[_VARIABLE]).glob("*.tflite"), *_FOREIGN.glob("*.tflite")]
-    return {path.name: path.read_bytes() for path in sorted(paths)}
+    own, foreign = pathlib.Path(os.environ[_VARIABLE]).glob("*.tflite"), FOREIGN.glob("*.tflite")
+    found = {path.name: path.read_bytes() for path in sorted([*own, *foreign])}
+    assert {"model.tflite", "converter_uint8.tflite"} <= found.keys()
+    return found
 
 
 def write_one_of_each(folder: pathlib.Path) -> None:

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 import sat_tf
 from sat_tf.commands.train import load_config
-from sat_tf.commands.verify import choose_target
+from sat_tf.commands.verify import choose_files
 from sat_tf.exact.certificate.certificate import read_certificate
 from tests.commands.light import told_without_tensorflow
 from tests.exact.device.kits import certificate_in, checked
@@ -44,10 +44,10 @@ def named_files(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_name_a_file_and_its_model(words, tflite, model):
-    found = choose_target(*words)
-    assert found.tflite == pathlib.Path(tflite)
-    assert found.model == (pathlib.Path(model) if model else None)
-    assert (found.folder is not None) == (words[0] == "run")
+    expected = pathlib.Path(tflite), pathlib.Path(model) if model else None
+    *files, folder = choose_files(*words)
+    assert tuple(files) == expected
+    assert (folder is not None) == (words[0] == "run")
 
 
 # -- --target, from the plan over the file to what is checked of it --------------------------------

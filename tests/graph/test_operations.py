@@ -271,9 +271,7 @@ def test_a_model_that_was_rewritten_is_not_rewritten_again():
     image, shared = keras.Input((8, 2)), L.Conv1D(2, 3, padding="causal", name="conv")
     model = keras.Model(image, shared(shared(image)))
     rewritten = network_of_layers(model).model
-    assert [layer.name for layer in rewritten.layers if "padding" in layer.name] == [
-        "conv_padding",
-        "conv_padding_2",
-    ]
+    names = [layer.name for layer in rewritten.layers if "padding" in layer.name]
+    assert names == ["conv_padding", "conv_padding_2"]
     assert network_of_layers(rewritten).model is rewritten
     np.testing.assert_array_equal(rewritten(_images((8, 2))), model(_images((8, 2))))

@@ -446,12 +446,10 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
 
 def differences(expected: Contents, found: Contents) -> list[str]:
     """Lists the differences of `found` from `expected`, in sentences."""
-    counts = [
-        ", ".join(f"{count} {name}" for name, count in contents.operator_counts().items())
-        for contents in (expected, found)
-    ]
+    counts = expected.operator_counts(), found.operator_counts()
     if counts[0] != counts[1]:
-        return [f"its operators are {counts[1]}, expected {counts[0]}"]
+        wanted, made = (", ".join(f"{n} {name}" for name, n in each.items()) for each in counts)
+        return [f"its operators are {made}, expected {wanted}"]
     lines = []
     if expected.interface != found.interface:
         lines.append(f"its interface is {found.interface}, expected {expected.interface}")

@@ -21,6 +21,7 @@ from sat_tf.graph.layers.kind import (
     Pooling,
     Role,
     Shape,
+    refuse_batch_axis,
     refuse_channels_first,
 )
 
@@ -139,12 +140,6 @@ def _window(layer: Any) -> tuple[Any, ...]:
     return tuple(layer.pool_size), tuple(layer.strides), layer.padding.upper()
 
 
-def _refuse_concatenation(layer: Any) -> str | None:
-    if layer.axis == 0:
-        return "received axis=0, the batch, expected another one; use axis=-1, the channels"
-    return None
-
-
 def _combining(role: Role, combination: Combination) -> LayerKind:
     return LayerKind(role, combination=combination, keras3=SAME)
 
@@ -195,7 +190,7 @@ KINDS: Kinds = {
     L.Minimum: _combining(Role.CONCATENATION, Combination.MINIMUM),
     L.Concatenate: LayerKind(
         Role.CONCATENATION,
-        _refuse_concatenation,
+        refuse_batch_axis,
         combination=Combination.JOINED,
         short_name="Concat",
         keras3=SAME,

@@ -17,7 +17,7 @@ from sat_tf.messages import kind_of, reason_of
 from sat_tf.messages.tables import write_table
 from sat_tf.qat.walk import as_graph
 from sat_tf.training.audit.audit import Auditor
-from sat_tf.training.audit.audited_model import Audit, Verdict
+from sat_tf.training.audit.audited_model import Audit, Verdict, share_of
 
 # A measurement of a hundred layers takes 50 kB.
 _MOST_BYTES = 2**30
@@ -250,8 +250,22 @@ class TrainingRules(keras.callbacks.Callback):
             "rules/cost_percent": self.cost or None,
             "rules/logit_variance": audit.logit_variance,
         }
-        for row in (*audit.layers, *audit.activations):
-            values |= {f"{tag}/{row.name}": getattr(row, field) for tag, field in row.scalars}
+        for layer in audit.layers:
+            name, codes = layer.name, share_of(layer.weight_codes_used, layer.weight_codes)
+            values |= {
+                f"kappa/{name}": layer.kappa,
+                f"gradient_variance/{name}": layer.gradient_variance,
+                f"weight_variance/{name}": layer.effective_variance,
+                f"weight_codes_used/{name}": codes,
+            }
+        for activation in audit.activations:
+            name, codes = activation.name, share_of(activation.codes_used, activation.codes)
+            values |= {
+                f"clipped/{name}": activation.clipped,
+                f"clipping_level/{name}": activation.clipping_level,
+                f"clipping_level_gradient/{name}": activation.level_gradient,
+                f"codes_used/{name}": codes,
+            }
         values |= {f"flipped/{name}": share for name, share in self.flipped.items()}
         values |= {f"moved/{name}": share for name, share in self.moved.items()}
         return {tag: value for tag, value in values.items() if value is not None}
