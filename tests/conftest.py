@@ -39,7 +39,7 @@ class _Seeds:
     public ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.set_seed, self.get_seed = context.Context._set_global_seed, random_seed.get_seed
         self.drawn = True
 
@@ -72,13 +72,13 @@ def pytest_addoption(parser):
     parser.addoption("--measure", action="store_true", help=f"renew {DURATIONS.name}")
 
 
-def long_tests() -> dict[str, float]:
+def long_tests():
     """The seconds of the tests that `DURATIONS` lists, by name."""
     with DURATIONS.open(newline="", encoding="utf-8") as file:
         return {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
 
 
-def drawn(name: str, share: float, draw: str) -> bool:
+def drawn(name, share, draw):
     """Whether the test of a name is among a share of all tests, which a text draws."""
     digest = hashlib.sha256(f"{draw} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
@@ -106,7 +106,7 @@ def pytest_collection_finish():
     gc.set_threshold(2_000, 10, 20)
 
 
-def _processor_seconds() -> float:
+def _processor_seconds():
     """The seconds of this process and its children, which do not depend on what else runs."""
     return sum(os.times()[:4])
 
@@ -139,7 +139,7 @@ def pytest_sessionfinish(session):
         writer.writerows([("test", "seconds"), *((test, f"{most:.2f}") for test, most in rows)])
 
 
-def mirrored(count: int = 2) -> tf.distribute.Strategy:
+def mirrored(count=2):
     """A strategy with so many replicas."""
     # The default, collective operations, can serve only one strategy a process.
     return tf.distribute.MirroredStrategy(

@@ -34,7 +34,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras as keras3  # noqa: TID251 -- its models are frozen too
@@ -95,7 +95,7 @@ _NO_BYTES = {
 }
 
 
-def _machine() -> dict[str, str]:
+def _machine():
     """The facts that float arithmetic depends on."""
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     facts = dict(line.split("\t: ", 1) for line in lines if "\t: " in line)
@@ -106,7 +106,7 @@ def _machine() -> dict[str, str]:
     return {**processor, "python": platform.python_version(), **versions}
 
 
-def _calibrated(build: Callable[[], keras.Model], policy: BitPolicy) -> keras.Model:
+def _calibrated(build, policy):
     keras.utils.set_random_seed(1)
     model = build()
     zoo.make_realistic(model)
@@ -114,7 +114,7 @@ def _calibrated(build: Callable[[], keras.Model], policy: BitPolicy) -> keras.Mo
     return sat_tf.calibrate(model, zoo.images_for(model).astype(np.float32))
 
 
-def _block(function: Callable[[Any], Any]) -> keras.Model:
+def _block(function):
     image = keras.Input((8, 8, 3), name="image")
     return keras.Model(image, function(image))
 
@@ -135,13 +135,11 @@ class _Exported(NamedTuple):
     settings: Mapping[str, Any] = {}
 
     @classmethod
-    def calibrated(
-        cls, build: Callable[[], keras.Model], policy: BitPolicy, **settings: Any
-    ) -> "_Exported":
+    def calibrated(cls, build, policy, **settings):
         return cls(build, policy, lambda: _calibrated(build, policy), settings)
 
 
-def _exported() -> Iterator[tuple[str, _Exported]]:
+def _exported():
     for name, specimen in zoo.ZOO.items():
         settings = {"float_head": specimen.float_head}
         yield (
@@ -151,7 +149,7 @@ def _exported() -> Iterator[tuple[str, _Exported]]:
     for name in OPTIONS:
         for label, policy in _POLICIES.items():
 
-            def build(name: str = name) -> keras.Model:
+            def build(name=name):
                 return build_small(name)
 
             yield f"family {name}, {label}", _Exported.calibrated(build, policy)
@@ -169,17 +167,17 @@ def _exported() -> Iterator[tuple[str, _Exported]]:
         yield name, _Exported.calibrated(build, policy)
 
 
-def _sha256(data: bytes | str) -> str:
+def _sha256(data):
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
-def _short(value: Any) -> str:
+def _short(value):
     """A value as JSON, or its hash where that is long."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return text if len(text) <= _LONGEST else _sha256(text)
 
 
-def _certificate(path: pathlib.Path) -> dict[str, str]:
+def _certificate(path):
     """The fields of a certificate, and those of each field that has names."""
     fields = {}
     for name, value in json.loads(path.read_text("utf-8")).items():
@@ -190,7 +188,7 @@ def _certificate(path: pathlib.Path) -> dict[str, str]:
     return fields
 
 
-def _without_homes(value: Any) -> Any:
+def _without_homes(value):
     """A configuration without what moves with the code.
 
     Left out are the modules of sat-tf's classes, which Keras finds by their registered names, and
@@ -207,7 +205,7 @@ def _without_homes(value: Any) -> Any:
     }
 
 
-def _configuration(path: pathlib.Path) -> dict[str, str]:
+def _configuration(path):
     """The configuration in a `.keras` file, by layer."""
     with zipfile.ZipFile(path) as archive:
         model = _without_homes(json.loads(archive.read("config.json")))
@@ -218,14 +216,14 @@ def _configuration(path: pathlib.Path) -> dict[str, str]:
     return {**parts, "model": _short(model)}
 
 
-def _saved(model: Any) -> dict[str, str]:
+def _saved(model):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         model.save(path)
         return _configuration(path)
 
 
-def _hashes(model: keras.Model, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _hashes(model, settings):
     """The configuration of a quantized model, its file, its codes and its certificate."""
     with tempfile.TemporaryDirectory() as folder:
         configuration = _saved(model)  # as it is before its biases are those of the file
@@ -242,7 +240,7 @@ def _hashes(model: keras.Model, settings: Mapping[str, Any]) -> dict[str, Any]:
         }
 
 
-def _plan(build: Callable[[], keras.Model], policy: BitPolicy) -> dict[str, Any]:
+def _plan(build, policy):
     """The table of `explain`, row by row."""
     keras.utils.set_random_seed(1)  # clipping levels start where the weights say
     with tempfile.TemporaryDirectory() as folder:
@@ -259,13 +257,13 @@ def _plan(build: Callable[[], keras.Model], policy: BitPolicy) -> dict[str, Any]
     }
 
 
-def _keras3_configuration(name: str, policy: BitPolicy) -> dict[str, str]:
+def _keras3_configuration(name, policy):
     keras3.backend.clear_session()
     keras3.utils.set_random_seed(1)
     return _saved(sat_tf.quantize_model(getattr(keras3_models, name)(), policy))
 
 
-def _write_digits(folder: pathlib.Path) -> None:
+def _write_digits(folder):
     """Writes pictures of digits in folders of classes, and a small classifier of them."""
     digits = sklearn.datasets.load_digits()
     pixels = np.round(digits.images[:_DIGITS] * (255 / 16)).astype(np.uint8)
@@ -296,7 +294,7 @@ def _write_digits(folder: pathlib.Path) -> None:
     model.save(folder / "digits.keras")
 
 
-def _command(bits: int) -> dict[str, Any]:
+def _command(bits):
     """What `sat-tf quantize --epochs 1` writes for digits."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name).resolve()
@@ -335,7 +333,7 @@ def _command(bits: int) -> dict[str, Any]:
         }
 
 
-def _losses(name: str, policy: BitPolicy) -> list[str]:
+def _losses(name, policy):
     """The losses of so many steps, in every bit."""
     keras.utils.set_random_seed(0)
     model = sat_tf.quantize_model(build_small(name), policy)
@@ -349,7 +347,7 @@ def _losses(name: str, policy: BitPolicy) -> list[str]:
     return [float(model.train_on_batch(images[at], classes[at])).hex() for at in steps]
 
 
-def _tasks(only: str) -> dict[str, Callable[[], Any]]:
+def _tasks(only):
     tasks: dict[str, Callable[[], Any]] = {}
     for name, model in _exported():
         tasks[name] = lambda model=model: _hashes(model.quantized(), model.settings)
@@ -367,7 +365,7 @@ def _tasks(only: str) -> dict[str, Callable[[], Any]]:
     return {name: task for name, task in tasks.items() if only in name}
 
 
-def _computed(only: str) -> dict[str, Any]:
+def _computed(only):
     results = {}
     for name, task in tqdm.tqdm(_tasks(only).items()):
         keras.backend.clear_session()
@@ -378,7 +376,7 @@ def _computed(only: str) -> dict[str, Any]:
     return results
 
 
-def _differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
+def _differences(before, after, where=""):
     """What differs, a line each."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
@@ -388,7 +386,7 @@ def _differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
         yield f"{where}: was {before}, is {after}".removeprefix(": ")
 
 
-def main() -> int:
+def main():
     """Writes or compares; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)

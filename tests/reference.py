@@ -6,7 +6,6 @@ of the paper it computes. Rounding is floor(x + 1/2), ties upwards.
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,25 +20,20 @@ GRIDS = {
 }
 
 
-def round_half_up(x: np.ndarray) -> np.ndarray:
+def round_half_up(x):
     return np.floor(np.asarray(x, np.float64) + 0.5)
 
 
 # -- weights -----------------------------------------------------------------------------------
 
 
-def clamp(latent: np.ndarray, range_axes: Sequence[int] = ()) -> np.ndarray:
+def clamp(latent, range_axes=()):
     """Eq. 5 and 6: tanh(W) / max|tanh(W)|."""
     squashed, maximum, _ = _squash(latent, range_axes)
     return squashed / maximum
 
 
-def clamp_gradient(
-    latent: np.ndarray,
-    upstream: np.ndarray,
-    detach_max: bool = False,
-    range_axes: Sequence[int] = (),
-) -> np.ndarray:
+def clamp_gradient(latent, upstream, detach_max=False, range_axes=()):
     """Gradient of Σ upstream · clamp(latent).
 
     With t = tanh(W) and m = max|t| = |t_k|:  dŴ_i/dt_j = [i = j]/m - [j = k] sign(t_k) t_i/m². Ties
@@ -55,55 +49,45 @@ def clamp_gradient(
     return gradient * (1.0 - squashed**2)
 
 
-def weight_position(
-    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
-) -> np.ndarray:
+def weight_position(latent, bits, grid, range_axes=()):
     """The places of clamped weights between the integers of a grid, before rounding."""
     divisor, _, _, _ = GRIDS[grid]
     return divisor(bits) * (clamp(latent, range_axes) + 1.0) / 2.0
 
 
-def weight_units(
-    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
-) -> np.ndarray:
+def weight_units(latent, bits, grid, range_axes=()):
     """The integers n = 0..top."""
     _, top, offset, _ = GRIDS[grid]
     position = weight_position(latent, bits, grid, range_axes)
     return np.clip(np.floor(position + offset), 0, top(bits))
 
 
-def quantize_weights(
-    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
-) -> np.ndarray:
+def quantize_weights(latent, bits, grid, range_axes=()):
     """Eq. 9: Q = 2 n / divisor - 1."""
     divisor, _, _, _ = GRIDS[grid]
     units = weight_units(latent, bits, grid, range_axes) + _above_n(grid)
     return 2.0 * units / divisor(bits) - 1.0
 
 
-def weight_codes(
-    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
-) -> np.ndarray:
+def weight_codes(latent, bits, grid, range_axes=()):
     """The smallest integers proportional to the quantized weights."""
     divisor, _, _, per_unit = GRIDS[grid]
     units = weight_units(latent, bits, grid, range_axes) + _above_n(grid)
     return np.asarray(per_unit * (units - divisor(bits) / 2.0), np.int64)
 
 
-def _above_n(grid: str) -> float:
+def _above_n(grid):
     return 0.5 if grid == "nested" else 0.0
 
 
-def distance_from_tie(position: np.ndarray, grid: str) -> np.ndarray:
+def distance_from_tie(position, grid):
     """How far a position is from where the rounding jumps, in integers."""
     _, _, offset, _ = GRIDS[grid]
     shifted = position + offset
     return np.abs(shifted - np.round(shifted))
 
 
-def _squash(
-    latent: np.ndarray, range_axes: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+def _squash(latent, range_axes):
     squashed = np.tanh(np.asarray(latent, np.float64))
     keep = {axis % squashed.ndim for axis in range_axes}
     axes = tuple(axis for axis in range(squashed.ndim) if axis not in keep)
@@ -114,9 +98,7 @@ def _squash(
 # -- rescaling ---------------------------------------------------------------------------------
 
 
-def rescale_factor(
-    weights: np.ndarray, n: int, method: str = "constant", latent: np.ndarray | None = None
-) -> float:
+def rescale_factor(weights, n, method="constant", latent=None):
     """Eq. 7 and 10, 1/sqrt(n̂ mean(Q²)), or Eq. S23, sqrt(mean(W²)/mean(Q²))."""
     mean_square = float(np.mean(np.square(np.asarray(weights, np.float64))))
     if method == "none" or mean_square == 0.0:
@@ -129,16 +111,14 @@ def rescale_factor(
 # -- activations -------------------------------------------------------------------------------
 
 
-def quantize_activation(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+def quantize_activation(x, level, bits):
     """Eq. 11 and 12: α round(a clip(x, 0, α) / α) / a, a = 2^b - 1."""
     steps = 2**bits - 1
     clipped = np.clip(np.asarray(x, np.float64), 0.0, level)
     return level * round_half_up(steps * clipped / level) / steps
 
 
-def activation_gradients(
-    x: np.ndarray, level: float, bits: int, upstream: np.ndarray, gradient: str = "calibrated"
-) -> tuple[np.ndarray, float]:
+def activation_gradients(x, level, bits, upstream, gradient="calibrated"):
     """dx by the straight-through estimator, and dα by Eq. 13 (or 0 below α, the original PACT)."""
     x = np.asarray(x, np.float64)
     inside = (x > 0.0) & (x < level)
@@ -149,20 +129,18 @@ def activation_gradients(
     return np.where(inside, upstream, 0.0), float(np.sum(upstream * slope))
 
 
-def activation_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+def activation_position(x, level, bits):
     """The places of clipped activations between the codes, before rounding."""
     return (2**bits - 1) * np.clip(np.asarray(x, np.float64), 0.0, level) / level
 
 
-def quantize_stream(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+def quantize_stream(x, level, bits):
     """The signed form: 2r/a · round(a clip(x, -r, r) / 2r), a = 2^b - 2."""
     step = 2.0 * level / (2**bits - 2)
     return step * round_half_up(np.clip(np.asarray(x, np.float64), -level, level) / step)
 
 
-def stream_gradients(
-    x: np.ndarray, level: float, bits: int, upstream: np.ndarray, gradient: str = "calibrated"
-) -> tuple[np.ndarray, float]:
+def stream_gradients(x, level, bits, upstream, gradient="calibrated"):
     """dx, and dr: 1 and -1 where clipped, between them (q - x)/r, or 0 in the original PACT."""
     x = np.asarray(x, np.float64)
     inside = np.abs(x) < level
@@ -173,36 +151,26 @@ def stream_gradients(
     return np.where(inside, upstream, 0.0), float(np.sum(upstream * slope))
 
 
-def stream_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+def stream_position(x, level, bits):
     """The places of clipped values between the codes, before rounding."""
     return np.clip(np.asarray(x, np.float64), -level, level) * (2**bits - 2) / (2.0 * level)
 
 
-def offset_grid(level: float, bits: int, lowest: float, share: float) -> tuple[float, float]:
+def offset_grid(level, bits, lowest, share):
     """LSQ+ with a known offset: the step ((1 + ρ) α + ℓ) / a, and round((ℓ + ρ α) / step)."""
     step = ((1.0 + share) * level - lowest) / (2**bits - 1)
     # A range that needs two codes and a half, as a slope of 0.2 does at 4 bits, has three.
     return step, float(round_half_up((share * level - lowest) / step + 2.0**-10))
 
 
-def quantize_offset(
-    x: np.ndarray, level: float, bits: int, lowest: float, share: float
-) -> np.ndarray:
+def quantize_offset(x, level, bits, lowest, share):
     """s · clip(round(x / s), -z, a - z)."""
     step, zero = offset_grid(level, bits, lowest, share)
     codes = round_half_up(np.asarray(x, np.float64) / step)
     return step * np.clip(codes, -zero, 2**bits - 1 - zero)
 
 
-def offset_gradients(
-    x: np.ndarray,
-    level: float,
-    bits: int,
-    upstream: np.ndarray,
-    lowest: float,
-    share: float,
-    gradient: str = "calibrated",
-) -> tuple[np.ndarray, float]:
+def offset_gradients(x, level, bits, upstream, lowest, share, gradient="calibrated"):
     """dx, and dα = (1 + ρ)/a · ds: the code where clipped, else (q - x)/s, or 0 ("pact")."""
     x = np.asarray(x, np.float64)
     step, zero = offset_grid(level, bits, lowest, share)
@@ -214,7 +182,7 @@ def offset_gradients(
     return np.where(inside, upstream, 0.0), by_level
 
 
-def skewed_grid(level: float, bits: int, skew: float) -> tuple[float, int, int]:
+def skewed_grid(level, bits, skew):
     """The step, and the lowest and the highest code, of a range whose larger end is a level."""
     if skew == 0.0:
         highest = 2 ** (bits - 1) - 1
@@ -227,20 +195,13 @@ def skewed_grid(level: float, bits: int, skew: float) -> tuple[float, int, int]:
     return step, -zero, 2**bits - 1 - zero
 
 
-def quantize_skewed(x: np.ndarray, level: float, bits: int, skew: float) -> np.ndarray:
+def quantize_skewed(x, level, bits, skew):
     """The nearest code of the grid times the step."""
     step, lowest, highest = skewed_grid(level, bits, skew)
     return step * np.clip(round_half_up(np.asarray(x, np.float64) / step), lowest, highest)
 
 
-def skewed_gradients(
-    x: np.ndarray,
-    level: float,
-    bits: int,
-    upstream: np.ndarray,
-    skew: float,
-    gradient: str = "calibrated",
-) -> tuple[np.ndarray, float, float]:
+def skewed_gradients(x, level, bits, upstream, skew, gradient="calibrated"):
     """dx, dα and dκ, by the gradient of each end: Eq. 13, with the other end held."""
     x = np.asarray(x, np.float64)
     step, lowest, highest = skewed_grid(level, bits, skew)
@@ -262,13 +223,7 @@ def skewed_gradients(
 STRENGTHS = {"ste": None, "ewgs": 1e-3, "dsq": 0.2}
 
 
-def passed_back(
-    upstream: np.ndarray,
-    error: np.ndarray,
-    intervals: float,
-    surrogate: str,
-    strength: float | None = None,
-) -> np.ndarray:
+def passed_back(upstream, error, intervals, surrogate, strength=None):
     """EWGS: g (1 + δ sign(g) (x_n - x_q)). DSQ: g times the slope of its soft staircase."""
     if surrogate == "ste":
         return upstream
@@ -282,16 +237,7 @@ def passed_back(
     return upstream * s * k / (2.0 * np.cosh(k * to_middle) ** 2)
 
 
-def soft_gradients(
-    x: np.ndarray,
-    low: float,
-    high: float,
-    intervals: int,
-    upstream: np.ndarray,
-    surrogate: str,
-    strength: float | None,
-    gradient: str,
-) -> tuple[np.ndarray, float]:
+def soft_gradients(x, low, high, intervals, upstream, surrogate, strength, gradient):
     """dx and the gradient of `high` (`low` is 0 or -high), where rounding has a surrogate.
 
     Inside y = s R(x / s) with R' = f: dy/dx = f and dy/ds = R - f x / s. Outside y is an end.
@@ -314,15 +260,13 @@ def soft_gradients(
 # -- QIL ---------------------------------------------------------------------------------------
 
 
-def qil_position(w: np.ndarray, c: np.ndarray | float, d: np.ndarray | float) -> np.ndarray:
+def qil_position(w, c, d):
     """α |w| + β with α = 1 / 2d and β = 1/2 - c / 2d (Jung et al., Eq. 3)."""
     alpha = 1.0 / (2.0 * np.asarray(d, np.float64))
     return alpha * np.abs(np.asarray(w, np.float64)) + 0.5 - alpha * c
 
 
-def qil_quantize(
-    w: np.ndarray, c: np.ndarray | float, d: np.ndarray | float, bits: int
-) -> np.ndarray:
+def qil_quantize(w, c, d, bits):
     """The transformer and the discretizer for γ = 1 (Eq. 3 and 5), times c + d."""
     highest = 2 ** (bits - 1) - 1
     transformed = np.sign(w) * np.clip(qil_position(w, c, d), 0.0, 1.0)
@@ -330,15 +274,7 @@ def qil_quantize(
     return (np.asarray(c, np.float64) + d) * rounded / highest
 
 
-def qil_gradients(
-    w: np.ndarray,
-    c: np.ndarray | float,
-    d: np.ndarray | float,
-    bits: int,
-    upstream: np.ndarray,
-    surrogate: str = "ste",
-    strength: float | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def qil_gradients(w, c, d, bits, upstream, surrogate="ste", strength=None):
     """dw, and what each weight adds to dc and dd, of an end c + d that is a constant."""
     highest = 2 ** (bits - 1) - 1
     position = qil_position(w, c, d)
@@ -354,25 +290,17 @@ def qil_gradients(
 # -- LSQ and LSQ+ ------------------------------------------------------------------------------
 
 
-def lsq_ends(bits: int) -> tuple[int, int]:
+def lsq_ends(bits):
     """-Qn and Qp of signed weights; at 8 bits without -128."""
     return -(2 ** (bits - 1)) + (bits == 8), 2 ** (bits - 1) - 1
 
 
-def lsq_quantize(v: np.ndarray, s: np.ndarray | float, low: float, high: float) -> np.ndarray:
+def lsq_quantize(v, s, low, high):
     """Esser et al., Eq. 1 and 2: s · clip(round(v / s))."""
     return s * np.clip(round_half_up(np.asarray(v, np.float64) / s), low, high)
 
 
-def lsq_gradients(
-    v: np.ndarray,
-    s: np.ndarray | float,
-    low: float,
-    high: float,
-    upstream: np.ndarray,
-    surrogate: str = "ste",
-    strength: float | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+def lsq_gradients(v, s, low, high, upstream, surrogate="ste", strength=None):
     """dv, and upstream · dvhat/ds of each element (Eq. 3 and 5), before the factor g."""
     units = np.asarray(v, np.float64) / s
     codes = np.clip(round_half_up(units), low, high)
@@ -384,19 +312,17 @@ def lsq_gradients(
     )
 
 
-def lsq_factor(count: int, high: float) -> float:
+def lsq_factor(count, high):
     """g = 1 / sqrt(N Qp)."""
     return 1.0 / math.sqrt(count * high)
 
 
-def lsq_plus_grid(s: float, beta: float, bits: int) -> float:
+def lsq_plus_grid(s, beta, bits):
     """The codes below zero: round(-β / s), within the codes there are."""
     return float(np.clip(round_half_up(np.asarray(-beta / s + 2.0**-10)), 0, 2**bits - 1))
 
 
-def lsq_plus_gradients(
-    x: np.ndarray, s: float, beta: float, bits: int, upstream: np.ndarray
-) -> tuple[np.ndarray, float, float]:
+def lsq_plus_gradients(x, s, beta, bits, upstream):
     """dx, ds and dβ of Bhalgat et al., Eq. 5 to 7, with an integer for -β / s."""
     zero, top = lsq_plus_grid(s, beta, bits), 2**bits - 1
     units = np.asarray(x, np.float64) / s
@@ -413,7 +339,7 @@ def lsq_plus_gradients(
 # -- N2UQ's weights ----------------------------------------------------------------------------
 
 
-def l1_size(w: np.ndarray, bits: int, range_axes: Sequence[int] = ()) -> np.ndarray:
+def l1_size(w, bits, range_axes=()):
     """(2^b - 1) / 2^(b-1) · mean|w| of each range."""
     keep = {axis % w.ndim for axis in range_axes}
     axes = tuple(axis for axis in range(w.ndim) if axis not in keep)
@@ -421,13 +347,13 @@ def l1_size(w: np.ndarray, bits: int, range_axes: Sequence[int] = ()) -> np.ndar
     return np.asarray((2**bits - 1) / 2 ** (bits - 1) * means)
 
 
-def l1_position(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()) -> np.ndarray:
+def l1_position(w, bits, grid, range_axes=()):
     """The places of clipped weights between the integers of a grid, before rounding."""
     clipped = np.clip(np.asarray(w, np.float64) / l1_size(w, bits, range_axes), -1.0, 1.0)
     return GRIDS[grid][0](bits) * (clipped + 1.0) / 2.0
 
 
-def l1_quantize(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()) -> np.ndarray:
+def l1_quantize(w, bits, grid, range_axes=()):
     """c (round(([w/c] + 1) a / 2) 2 / a - 1), as the authors' code has it on DoReFa's grid."""
     divisor, top, offset, _ = GRIDS[grid]
     units = np.clip(np.floor(l1_position(w, bits, grid, range_axes) + offset), 0, top(bits))
@@ -435,9 +361,7 @@ def l1_quantize(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] =
     return l1_size(w, bits, range_axes) * (2.0 * units / divisor(bits) - 1.0)
 
 
-def channel_bits(
-    w: np.ndarray, lowest: int, highest: int, mean: int, grid: str, range_axes: Sequence[int]
-) -> tuple[list[list[float]], float]:
+def channel_bits(w, lowest, highest, mean, grid, range_axes):
     """Σ (q - w)² of each channel at each number of bits, and the least sum with that mean.
 
     By trying, channel after channel, every number of bits with every sum of those before.
@@ -464,7 +388,7 @@ def channel_bits(
 # -- shared values -----------------------------------------------------------------------------
 
 
-def shared_values(w: np.ndarray, ids: np.ndarray, keep_zeros: bool = False) -> dict[int, float]:
+def shared_values(w, ids, keep_zeros=False):
     """The value of each cluster: its mean, rounded to one of 127 parts of the largest one."""
     means = {k: float(np.mean(np.float64(w)[ids == k])) for k in np.unique(ids)}
     if keep_zeros and 0 in means:
@@ -473,18 +397,18 @@ def shared_values(w: np.ndarray, ids: np.ndarray, keep_zeros: bool = False) -> d
     return {k: part * math.floor(mean / part + 0.5) for k, mean in means.items()}
 
 
-def shared_gradient(upstream: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def shared_gradient(upstream, ids):
     """The mean of the gradient over the cluster of each weight."""
     means = {k: float(np.mean(np.float64(upstream)[ids == k])) for k in np.unique(ids)}
     return np.vectorize(means.get)(ids)
 
 
-def smallest_error(w: np.ndarray, clusters: int) -> float:
+def smallest_error(w, clusters):
     """Σ (w - its centroid)² of the best clusters there are: dynamic programming over sorted w."""
     ordered = np.sort(np.float64(w).ravel())
     count = len(ordered)
 
-    def spread(low: int, high: int) -> float:
+    def spread(low, high):
         return float(np.var(ordered[low:high]) * (high - low))
 
     of_one = [[spread(low, high) if high > low else 0.0 for high in range(count + 1)]
@@ -501,7 +425,7 @@ def smallest_error(w: np.ndarray, clusters: int) -> float:
 # -- LQ-Nets -----------------------------------------------------------------------------------
 
 
-def lq_integers(v: Sequence[float]) -> tuple[list[int], float]:
+def lq_integers(v):
     """Integers n, of an even sum of magnitudes up to 254, and s / 2: v is nearly s n / 2."""
     reach = sum(abs(one) for one in v)
     if reach == 0.0:
@@ -514,12 +438,12 @@ def lq_integers(v: Sequence[float]) -> tuple[list[int], float]:
     return integers, float(fit)
 
 
-def lq_patterns(bits: int) -> np.ndarray:
+def lq_patterns(bits):
     """All of {-1, 1}^b."""
     return np.array(list(itertools.product((-1, 1), repeat=bits)))
 
 
-def lq_nearest(w: np.ndarray, v: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def lq_nearest(w, v):
     """The nearest level and its e for every weight of one range; of two, the upper one."""
     integers, half = lq_integers(v)
     every = lq_patterns(len(v))
@@ -529,7 +453,7 @@ def lq_nearest(w: np.ndarray, v: Sequence[float]) -> tuple[np.ndarray, np.ndarra
     return values[near].reshape(w.shape), every[near]
 
 
-def lq_fit(w: np.ndarray, v: Sequence[float], ridge: float = 1e-4) -> np.ndarray:
+def lq_fit(w, v, ridge=0.0001):
     """The basis with the smallest mean (w - v e)² + ridge |v - v before|², by least squares."""
     signs, count = lq_nearest(w, v)[1], w.size
     rows = np.concatenate([signs / math.sqrt(count), math.sqrt(ridge) * np.eye(len(v))])
@@ -571,7 +495,7 @@ FUNCTIONS = {
 # -- reconstruction ----------------------------------------------------------------------------
 
 
-def adam(start: np.ndarray, gradients: Sequence[np.ndarray], rate: float) -> np.ndarray:
+def adam(start, gradients, rate):
     """Kingma and Ba, Algorithm 1, with their β₁ = 0.9 and β₂ = 0.999."""
     value, mean, square = np.array(start, np.float64), 0.0, 0.0
     for step, gradient in enumerate(gradients, start=1):
@@ -582,7 +506,7 @@ def adam(start: np.ndarray, gradients: Sequence[np.ndarray], rate: float) -> np.
     return value
 
 
-def output_errors(made: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
+def output_errors(made, wanted):
     """Relative squared error of logits (n, classes), and T² times the mean KL at T = 4."""
     squared = np.sum((made - wanted) ** 2) / np.sum(wanted**2)
     q, p = (np.exp(x / 4) / np.sum(np.exp(x / 4), axis=1, keepdims=True) for x in (made, wanted))

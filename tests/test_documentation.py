@@ -260,35 +260,41 @@ _COMPILE = "q.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_log
 _FIT = "q.fit(pixels.astype('float32'), labels, verbose=0)"
 
 
-def _small_model():
-    return keras.Sequential(
+def _classifier(library):
+    layers = library.layers
+    return library.Sequential(
         [
-            keras.layers.Input((8, 8, 3)),
-            keras.layers.Conv2D(4, 3, use_bias=False),
-            keras.layers.BatchNormalization(),
-            keras.layers.ReLU(),
-            keras.layers.GlobalAveragePooling2D(),
-            keras.layers.Dense(3),
+            layers.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, use_bias=False, name="conv"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Conv2D(32, 3, padding="same", use_bias=False, name="block_1_conv"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3, name="classifier"),
         ]
     )
 
 
+def _pixels_and_labels():
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8), draw.integers(0, 3, 64)
+
+
+_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
 def _python_blocks(page):
-    text = (ROOT / page).read_text()
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return _BLOCK.findall((ROOT / page).read_text())
 
 
 @pytest.mark.thorough
 def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
-    draw = np.random.default_rng(0)
-    names = {
-        "keras": keras,
-        "model": _small_model(),
-        "pixels": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
-        "labels": draw.integers(0, 3, 64),
-    }
+    pixels, labels = _pixels_and_labels()
+    names = {"keras": keras, "model": _classifier(keras), "pixels": pixels, "labels": labels}
     (whole,) = _python_blocks("README.md")
     (in_tfmots_words,) = _python_blocks("docs/guides/tfmot.md")
     _, in_litert, real_of_codes = _python_blocks("docs/guides/export.md")
@@ -334,7 +340,6 @@ def test_the_first_page_of_the_documentation_has_the_lines_of_the_readme():
 
 # -- code on pages ---------------------------------------------------------------------------------
 
-_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES_OF_CODE = [
     str(page.relative_to(DOCS))
     for folder in ("start", "guides")
@@ -347,29 +352,10 @@ _SCALED = {"start/mobile_engineer.md"}
 _COMPILES_FOR_AN_NPU = {"start/ethos_u.md", "guides/allocate.md"}
 
 
-def _classifier(library):
-    layers = library.layers
-    return library.Sequential(
-        [
-            layers.Input((8, 8, 3)),
-            layers.Conv2D(4, 3, use_bias=False, name="conv"),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.Conv2D(32, 3, padding="same", use_bias=False, name="block_1_conv"),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(3, name="classifier"),
-        ]
-    )
-
-
 def _names(page):
     """The names that the blocks of a page take for granted."""
     library = keras3 if page in _OF_KERAS3 else keras
-    draw = np.random.default_rng(0)
-    pixels = draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
-    labels = draw.integers(0, 3, 64)
+    pixels, labels = _pixels_and_labels()
     model = _classifier(library)
     fed = (0, 1) if page in _SCALED else (0, 255)
     images = (pixels / 255).astype(np.float32) if page in _SCALED else pixels
@@ -383,7 +369,7 @@ def _names(page):
     if page in _OF_FEATURES:
         names["image_model"] = _classifier(library)
         model = library.Sequential([library.layers.Input((6,)), library.layers.Dense(3)])
-        names["features"] = draw.normal(size=(64, 6)).astype(np.float32)
+        names["features"] = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
         return {**names, "model": model}
     model(values, training=True)  # statistics as if it had been trained
     q = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_range=fed))
@@ -404,8 +390,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     pathlib.Path("photos").mkdir()
     for place, pixels in enumerate(names["pixels"]):
         Image.fromarray(pixels).save(f"photos/{place}.png")
-    text = (DOCS / page).read_text(encoding="utf-8")
-    for block in _BLOCK.findall(text):
+    for block in _python_blocks(f"docs/{page}"):
         trained = block.replace("q.compile(...)", "q.compile('sgd', loss)")
         exec(trained.replace("q.fit(...)", "q.fit(dataset)"), names)
 
@@ -418,45 +403,26 @@ TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", GUIDE)))
 ROWS = [line for line in GUIDE.splitlines() if re.match(r"\| (\(|rule|Figure|Table|\d)", line)]
 
 # The equations that have a name in the paper's LaTeX source, with their printed numbers.
-NUMBERS = {
-    "eq:forward": "1",
-    "eq:linear_op": "1a",
-    "eq:batchnorm_case": "3",
-    "eq:kaiming_case": "4",
-    "eq:clamp": "5",
-    "eq:clamp_only": "6",
-    "eq:constant_rescale": "7",
-    "eq:quant": "8",
-    "eq:quant_weight": "9",
-    "eq:quant_constant_rescale": "10",
-    "eq:clip": "11",
-    "eq:STE": "12",
-    "eq:grad_alpha": "13",
-    "eq:appendix:var_logit_values": "S4",
-    "eq:appendix:var_weight_last_layer": "S5",
-    "eq:appendix:batchnorm_case": "S15",
-    "eq:appendix:kaiming_case": "S16",
-    "eq:appendix:empirical_verification": "S17",
-    "eq:appendix:kappa_0": "S17",
-    "eq:appendix:kappa_1": "S17",
-    "eq:stddev_rescale": "S23",
-    "eq:appendix:clip": "S24",
-    "eq:appendix:STE": "S25",
-    "eq:appendix:grad_alpha": "S26",
-}
+NUMBERS = dict(
+    re.findall(
+        r"(\S+) (\S+)",
+        """
+        eq:forward 1  eq:linear_op 1a  eq:batchnorm_case 3  eq:kaiming_case 4  eq:clamp 5
+        eq:clamp_only 6  eq:constant_rescale 7  eq:quant 8  eq:quant_weight 9
+        eq:quant_constant_rescale 10  eq:clip 11  eq:STE 12  eq:grad_alpha 13
+        eq:appendix:var_logit_values S4  eq:appendix:var_weight_last_layer S5
+        eq:appendix:batchnorm_case S15  eq:appendix:kaiming_case S16
+        eq:appendix:empirical_verification S17  eq:appendix:kappa_0 S17  eq:appendix:kappa_1 S17
+        eq:stddev_rescale S23  eq:appendix:clip S24  eq:appendix:STE S25  eq:appendix:grad_alpha S26
+        """,
+    )
+)
 # Steps of derivations, which nothing computes.
 DERIVED = {
-    "eq:appendix:last_layer_forward",
-    "eq:appendix:var_logit_values_derivation",
-    "eq:appendix:forward",
-    "eq:appendix:var_variables",
-    "eq:appendix:mean_square_avg_pool",
-    "eq:appendix:sigma_square_avg_pool",
-    "eq:appendix:grad_stats",
-    "eq:appendix:batchnorm",
-    "eq:appendix:gradient",
-    "eq:appendix:var_grad",
-    "eq:appendix:var_grad_recursive",
+    *("eq:appendix:last_layer_forward", "eq:appendix:var_logit_values_derivation"),
+    *("eq:appendix:forward", "eq:appendix:var_variables", "eq:appendix:mean_square_avg_pool"),
+    *("eq:appendix:sigma_square_avg_pool", "eq:appendix:grad_stats", "eq:appendix:batchnorm"),
+    *("eq:appendix:gradient", "eq:appendix:var_grad", "eq:appendix:var_grad_recursive"),
 }
 
 

@@ -55,12 +55,14 @@ def firsts(path, **settings):
 
 
 def test_a_flat_folder_has_no_labels_and_the_order_of_its_names(tmp_path):
-    for name, value in (("b.png", 2), ("a.png", 1), ("c.bmp", 3)):
+    for name, value in (("b.png", 2), ("a.png", 1), ("c.bmp", 3), (".d.png", 4)):
         save(tmp_path / name, picture(value))
+    touch(tmp_path, "notes.txt")
     images, pictures = read(tmp_path)
     assert images[:, 0, 0, 0].tolist() == [1, 2, 3]
-    assert (pictures.labels, pictures.class_names, pictures.notes) == (None, (), ())
+    assert (pictures.labels, pictures.class_names) == (None, ())
     assert pictures.names == ["a.png", "b.png", "c.bmp"]
+    assert pictures.notes == ("1 files passed over, no pictures by their names: notes.txt",)
 
 
 def test_folders_are_classes_in_the_order_of_their_names(tmp_path):
@@ -85,24 +87,21 @@ def test_a_divided_folder_has_train_and_one_of_three_names(tmp_path, name):
     assert pictures.split()[1] is pictures.held_out
 
 
-def test_a_test_folder_beside_val_is_passed_over(tmp_path):
-    touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/1.jpg", "test/2.jpg")
-    assert open_pictures(tmp_path).held_out.names == ["val/a/1.jpg"]
-
-
-def test_without_folders_there_are_no_labels(tmp_path):
-    touch(tmp_path, "1.jpg", ".c.jpg", "notes.txt", "c.webp")
-    pictures = open_pictures(tmp_path)
-    assert pictures.names == ["1.jpg", "c.webp"]
-    assert pictures.labels is None
-    note = "1 files passed over, no pictures by their names: notes.txt"
-    assert pictures.notes == (note,)
-
-
-def test_hidden_files_are_passed_over_and_inner_folders_are_not(tmp_path):
-    touch(tmp_path, "train/a/images/1.jpg", "train/a/.1.jpg", "train/a/boxes.txt")
-    touch(tmp_path, "train/.git/1.jpg", "val/a/1.jpg")
-    assert open_pictures(tmp_path).names == ["train/a/images/1.jpg"]
+@pytest.mark.parametrize(
+    ("files", "names", "class_names"),
+    [
+        ("train/a/1.jpg val/a/1.jpg test/1.jpg test/2.jpg", ["val/a/1.jpg"], ("a",)),
+        ("a/images/1.jpg a/.1.jpg a/boxes.txt b/2.jpg", ["a/images/1.jpg", "b/2.jpg"], ("a", "b")),
+        ("train/a/1.jpg train/.git/1.jpg", ["train/a/1.jpg"], ("a",)),
+        ("test/1.jpg control/1.jpg", ["control/1.jpg", "test/1.jpg"], ("control", "test")),
+        ("train/1.jpg val/1.jpg test/1.jpg", ["val/1.jpg"], ()),
+    ],
+    ids=["test beside val", "inner folders", "hidden", "called as a part", "without classes"],
+)
+def test_a_folder_has_these_pictures_or_holds_them_out(files, names, class_names, tmp_path):
+    pictures = open_pictures(touch(tmp_path, *files.split()))
+    listed = pictures.held_out or pictures
+    assert (listed.names, listed.class_names) == (names, class_names)
 
 
 def test_links_to_folders_are_followed_once(tmp_path):
@@ -129,11 +128,6 @@ def test_pipes_sockets_devices_and_links_to_nothing_are_corrupt(tmp_path):
         assert name in corrupt
 
 
-def test_a_class_may_be_called_as_a_part_is(tmp_path):
-    touch(tmp_path, "test/1.jpg", "control/1.jpg")
-    assert open_pictures(tmp_path).class_names == ("control", "test")
-
-
 @pytest.mark.parametrize("beside", [["bus", "car"], ["bus", "val"], ["bus/large"]])
 def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
     touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", *beside)))
@@ -142,11 +136,6 @@ def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
     parts = tmp_path / "divided" / "train"
     touch(parts, *(f"{name}/1.jpg" for name in ("bus", "car", "train")))
     assert open_pictures(tmp_path / "divided").class_names == ("bus", "car", "train")
-
-
-def test_parts_without_classes_may_have_a_third_beside_them(tmp_path):
-    touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", "val", "test")))
-    assert open_pictures(tmp_path).labels is None
 
 
 def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
@@ -231,12 +220,6 @@ def test_the_very_files_are_found_again_or_named(tmp_path):
 # What becomes of their pixels.
 
 
-def test_a_picture_of_the_size_of_the_input_keeps_its_pixels(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, SHAPE).astype(np.uint8)
-    save(tmp_path / "a.png", pixels)
-    np.testing.assert_array_equal(read(tmp_path)[0], pixels[np.newaxis])
-
-
 def test_larger_pictures_just_cover_the_input_and_are_cut_off_on_both_sides(tmp_path):
     save(tmp_path / "a.png", np.repeat(np.repeat(picture(7), 5, 0), 9, 1))
     pixels = np.zeros((6, 24, 3), np.uint8)
@@ -268,13 +251,6 @@ def test_pixels_are_those_of_the_whole_picture_resized_and_then_cropped(size, im
     assert np.abs(found - resized_and_cropped(pixels, image_size)).max() <= 1
 
 
-def test_the_shorter_side_of_the_default_size_is_256():
-    # A ramp along the columns: the first column of the crop is 16 of 256 columns in.
-    pixels = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 256, 0).repeat(3, 2)
-    found = pixels_of(encoded(pixels, "PNG"), (224, 224, 3), RESIZED_AND_CROPPED)
-    np.testing.assert_array_equal(found[0, :, 0], np.arange(16, 240))
-
-
 @pytest.mark.parametrize("number", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_pictures_are_turned_as_their_exif_data_says(number, kind):
@@ -298,22 +274,23 @@ def test_one_is_read_upright_in_its_own_size_with_the_channels_of_the_input(tmp_
     assert open_pictures(tmp_path, (6, 8, 1))[0].shape == (30, 20, 1)
 
 
-def test_grey_inputs_take_grey_pictures(tmp_path):
-    save(tmp_path / "a.png", picture(9))
-    assert np.all(read(tmp_path, (6, 8, 1))[0] == 9)
-
-
 # v >> 8, as TensorFlow's own decoder of PNG files does.
 SIXTEEN = np.array([[0, 255, 256, 511, 4096, 32768, 65279, 65535]] * 6, np.uint16)
 UPPER = [0, 0, 1, 1, 16, 128, 254, 255]
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
-def test_of_16_bits_the_upper_8_are_taken(name, tmp_path):
-    if name == "a.pgm":
-        (tmp_path / name).write_bytes(b"P5 8 6 65535\n" + SIXTEEN.astype(">u2").tobytes())
-    else:
-        save(tmp_path / name, SIXTEEN)
+TWELVE = np.array([[0, 15, 16, 31, 256, 2048, 4079, 4095]] * 6, np.uint16)
+WIDE = {
+    "a.png": lambda: encoded(SIXTEEN, "PNG"),
+    "a.tiff": lambda: encoded(SIXTEEN, "TIFF"),
+    "a.pgm": lambda: b"P5 8 6 65535\n" + SIXTEEN.astype(">u2").tobytes(),
+    "twelve.tiff": lambda: tiff_of_12_bits(TWELVE),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_of_12_and_16_bits_the_upper_8_are_taken(name, tmp_path):
+    (tmp_path / name).write_bytes(WIDE[name]())
     images, _ = read(tmp_path)
     assert images[0, 0].tolist() == [[value] * 3 for value in UPPER]
     np.testing.assert_array_equal(read(tmp_path, (6, 8, 1))[0], images[..., :1])
@@ -328,12 +305,6 @@ def test_16_bits_are_read_as_tensorflow_reads_them_and_turned(tmp_path):
     exif = image.getexif()
     exif[0x0112] = 8  # to be turned counterclockwise
     image.save(tmp_path / "a.png", exif=exif)
-    assert read(tmp_path)[0][0, 0, :, 0].tolist() == UPPER
-
-
-def test_of_12_bits_the_upper_8_are_taken(tmp_path):
-    values = np.array([[0, 15, 16, 31, 256, 2048, 4079, 4095]] * 6, np.uint16)
-    (tmp_path / "a.tiff").write_bytes(tiff_of_12_bits(values))
     assert read(tmp_path)[0][0, 0, :, 0].tolist() == UPPER
 
 

@@ -1,6 +1,5 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -37,6 +36,7 @@ from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
+from sat_tf.quantizers.quantizing_layer import standing_in
 from sat_tf.quantizers.values import SampledValues
 
 # All tensors of one batch are kept, and take no more than this.
@@ -123,14 +123,15 @@ class OneAtATime:
 
     def _output_with(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
         node, output = self._network[quantization.layer], tensors[quantization.layer]
-        if quantization.kernel is not None or quantization.reads is not None:
-            inputs = [tensors[name] for name in node.inputs]
-            if quantization.reads is not None:
-                inputs = [_quantize(quantization.reads, tensor) for tensor in inputs]
-            with _kernel_of(node.layer, quantization.kernel):
+        kernel = {}
+        if quantization.kernel is not None:
+            effective = tf.cast(quantization.kernel, node.layer.compute_dtype)
+            kernel[layer_kinds.kernel_name(node.layer)] = effective
+        if kernel or quantization.reads is not None:
+            inputs = [_quantized(quantization.reads, tensors[name]) for name in node.inputs]
+            with standing_in(node.layer, kernel):
                 output = call_in_inference(node, node.layer, inputs)
-        if quantization.makes is not None:
-            output = _quantize(quantization.makes, output)
+        output = _quantized(quantization.makes, output)
         changed: dict[str, Any] = {node.name: output}
         for node in self._nodes[self._place[quantization.layer] + 1 :]:
             if any(name in changed for name in node.inputs):
@@ -225,24 +226,12 @@ def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tupl
     return tuple(errors)
 
 
-def _quantize(layer: QuantizedLayer, tensor: tf.Tensor) -> tf.Tensor:
+def _quantized(layer: QuantizedLayer | None, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor as the layer's quantizer rounds it; without a layer, as it is."""
+    if layer is None:
+        return tensor
     quantizer: Any = _activation_quantizer(layer)
     return quantizer(tensor, False, layer.output_variables)
-
-
-@contextlib.contextmanager
-def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[None]:
-    """Replaces the kernel for one call, past Keras, which would stop tracking the variable."""
-    if kernel is None:
-        yield
-        return
-    name = layer_kinds.kernel_name(layer)
-    variable = vars(layer)[name]
-    vars(layer)[name] = tf.cast(kernel, layer.compute_dtype)
-    try:
-        yield
-    finally:
-        vars(layer)[name] = variable
 
 
 def _count(shape: tuple[int | None, ...]) -> int:

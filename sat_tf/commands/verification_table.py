@@ -4,8 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.exact.certificate import rules
-from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.page import codes_differing, runtime_table
+from sat_tf.exact.certificate.certificate import Certificate, codes_differing, runtime_table
 from sat_tf.messages import in_one_line, say
 from sat_tf.messages.tables import Column, Marked, Table, digits, marked_text
 

@@ -394,7 +394,7 @@ class _Comparison:
             subject = read_subject(self.tflite)
             pixels = self._file_pixels(self.wanted, self.console)
             if "float_model" in settings:
-                from sat_tf.export.float_reference import FloatReference
+                from sat_tf.export.verify import FloatReference
 
                 settings["float_model"] = FloatReference(settings["float_model"], subject.graph)
             return verify_file(

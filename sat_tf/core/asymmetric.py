@@ -6,7 +6,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
 from sat_tf.core.grid import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
-from sat_tf.core.pact import round_to_narrow
+from sat_tf.core.pact import round_to_level
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
@@ -154,7 +154,7 @@ def _skewed(
 
     value = n.cond(
         is_symmetric,
-        lambda: round_to_narrow(n, x, alpha, num_bits),
+        lambda: round_to_level(n, x, alpha, num_bits=num_bits, grid="narrow")[0],
         lambda: _codes_and_units(n, x, scale, below, levels)[0] * scale,
     )
     lower_end = n.where(is_symmetric, low, -below * scale)

@@ -9,7 +9,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, axes_within, find_grid, grid_units
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensors import Namespace, Tensor, in_float32, mean_of_finite, namespace
 from sat_tf.messages import did_you_mean
 
 
@@ -137,8 +137,8 @@ def _made_of_tanh(
     """A function of tanh(W) in float32, with a gradient of its own, in the type of `kernel`."""
     n = namespace(kernel)
     tensor = n.tensor(kernel)
-    axes = _range(tensor, range_axes)
-    values = n.through_tanh(forward, backward, in_float32(n, tensor), axes=axes, **settings)
+    axes, squashed = _range(tensor, range_axes), n.tanh(in_float32(n, tensor))
+    values = n.with_gradient(forward, backward, [squashed], axes=axes, **settings)
     return n.cast(values, tensor.dtype)
 
 
@@ -304,10 +304,4 @@ def _across(n: Namespace, upstream: Tensor, value: Tensor, weights: Tensor) -> t
 
 def _mean_square(n: Namespace, values: Tensor, keep: tuple[int, ...] = ()) -> Tensor:
     squares = n.square(n.cast(values, "float32"))
-    finite = n.isfinite(squares)
-    axes = tuple(axes_within(len(squares.shape), keep))
-    count, total = (
-        n.sum(terms, axis=axes, keepdims=bool(keep))
-        for terms in (n.cast(finite, "float32"), n.where(finite, squares, 0.0))
-    )
-    return total / n.maximum(count, 1.0)
+    return mean_of_finite(n, squares, axes_within(len(squares.shape), keep), bool(keep))

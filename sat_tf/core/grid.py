@@ -321,12 +321,6 @@ def codes_per_unit(num_bits: Bits, grid: str = "dorefa") -> Any:
     return _look_up(num_bits, grid, lambda row, bits: row.codes_per_unit)
 
 
-def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[Tensor], Tensor]:
-    """How a grid rounds, from bits and grid as in `levels`."""
-    row = find_grid(grid, 8 if is_tensor(num_bits) else num_bits)
-    return {"half up": round_half_up, "down": lambda x: namespace(x).floor(x)}[row.rounding]
-
-
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) -> Any:
     if not is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
@@ -347,16 +341,18 @@ def grid_units(values: Tensor, maximum: Tensor, num_bits: Bits, grid: str) -> Te
     """
     n = namespace(values)
     half, top = divisor(num_bits, grid) / 2.0, levels(num_bits, grid)
-    rounded = rounding(num_bits, grid)
+    # Bits in a tensor do not tell the row; all rows of a name round alike.
+    row = find_grid(grid, 8 if is_tensor(num_bits) else num_bits)
     position = values * (half / maximum) + half
-    if rounded is round_half_up and not is_tensor(num_bits):
+    if row.rounding == "half up" and not is_tensor(num_bits):
         # On a range as long as it has intervals, the kernel's scale is exactly 1: it clips and
         # rounds to integers.
         narrow = top == 2**num_bits - 2
         units = n.fake_quant(position, 0.0, float(top), num_bits, narrow_range=narrow)
         if units is not None:
             return units
-    return n.clip(rounded(position), 0.0, top if is_tensor(top) else float(top))
+    rounded = round_half_up(position) if row.rounding == "half up" else n.floor(position)
+    return n.clip(rounded, 0.0, top if is_tensor(top) else float(top))
 
 
 def off_halves(

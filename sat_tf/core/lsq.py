@@ -191,19 +191,12 @@ def _slopes(
 # -- activations -------------------------------------------------------------------------------
 
 
-def level_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> Tensor:
-    """The factor g · highest² on the gradient of a clipping level α = s · highest.
-
-    N in g is the number of features of one sample. With `counts_batch` it is that of the batch of
-    all replicas, as in many implementations, whose rate then depends on the batch size.
-    """
-    n = namespace(x)
-    highest = in_float32(n, highest)
-    return gradient_factor(x, highest, counts_batch=counts_batch) * n.square(highest)
-
-
 def gradient_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> Tensor:
-    """The paper's g = 1 / sqrt(N · highest) of a scale; arguments as in `level_factor`."""
+    """The factor g = 1 / sqrt(N · highest) on the gradient of a scale.
+
+    N is the number of features of one sample. With `counts_batch` it is that of the batch of all
+    replicas, as in many implementations, whose rate then depends on the batch size.
+    """
     n = namespace(x)
     samples, features = n.count_samples_and_features(n.tensor(x))
     features = n.maximum(features, 1.0)

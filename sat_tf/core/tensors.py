@@ -78,6 +78,15 @@ def computed_in_float32(
     return n.cast(n.with_gradient(forward, backward, tensors, **settings), first_input.dtype)
 
 
+def mean_of_finite(
+    n: Namespace, values: Tensor, axes: Sequence[int], keepdims: bool = True
+) -> Tensor:
+    """The mean over some axes without NaN and infinite values; 0 where there are no others."""
+    finite, over = n.isfinite(values), {"axis": tuple(axes), "keepdims": keepdims}
+    count = n.sum(n.cast(finite, "float32"), **over)
+    return n.sum(n.where(finite, values, 0.0), **over) / n.maximum(count, 1.0)
+
+
 def sum_as(n: Namespace, values: Tensor, like: Tensor) -> Tensor:
     """Sums `values` over the axes where `like`, of the same rank or a scalar, has size 1."""
     if not len(like.shape):

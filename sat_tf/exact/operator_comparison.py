@@ -18,23 +18,15 @@ from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.litert.processes import refusals
 from sat_tf.exact.litert.runtime import OneImageRuntime, Runtime, loaded
+from sat_tf.exact.operations.graph import by_name
 from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.contents import StoredOperator, read_contents
-from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, some_of
+from sat_tf.exact.tflite.tensors import Image, Pixels, number_of, some_of
 from sat_tf.files import write_text
-from sat_tf.messages import ProblemsError, first_ones, say
+from sat_tf.messages import ProblemsError, first_ones, say, tables
 from sat_tf.messages.progress_bar import image_bar
-from sat_tf.messages.tables import (
-    Cell,
-    Column,
-    Marked,
-    RowTable,
-    Table,
-    digits,
-    marked_text,
-    render,
-)
+from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table, digits
 
 
 @dataclasses.dataclass
@@ -175,17 +167,18 @@ class OperatorComparison(RowTable):
 
     def _notes(self) -> list[Cell]:
         """Says how each runtime differs, or why it does not run the file, and what is left out."""
-        lines: list[Cell] = [sentence("extent", self)]
-        for name in self.runtimes:
+
+        def colour(name: str) -> str:
             differs = "bad" if self.total(name).own.differing else "watch"
-            colour = "good" if self.first_differing(name) is None else differs
-            lines.append(Marked(sentence("runtime", self, name), colour))
+            return "good" if self.first_differing(name) is None else differs
+
         missing = collections.defaultdict[tuple[str, str], list[ComparedOperator]](list)
         for operator in self.operators:
             if not operator.counts:
                 missing[operator.kind, operator.reason].append(operator)
         return [
-            *lines,
+            sentence("extent", self),
+            *(Marked(sentence("runtime", self, name), colour(name)) for name in self.runtimes),
             *(sentence("does_not_run", self, name) for name in self.refused),
             *(sentence("not_simulated", self, operators) for operators in missing.values()),
             *(sentence("not_compared", self, graph) for graph in self.more_graphs),
@@ -212,6 +205,9 @@ class OperatorComparison(RowTable):
 
             return Column(name, differing, number=True)
 
+        def adds(operator: ComparedOperator) -> int | None:
+            return operator.multiply_adds or None
+
         def codes(operator: ComparedOperator) -> int | None:
             return max((count.own.compared for count in operator.counts.values()), default=None)
 
@@ -219,9 +215,7 @@ class OperatorComparison(RowTable):
             Column("", lambda row: row.number, str, number=True),
             Column("operator", lambda row: row.kind),
             Column("tensor", lambda row: row.short_tensor, wrap="fold"),
-            Column(
-                "multiply-adds", lambda row: row.multiply_adds or None, digits(","), number=True
-            ),
+            Column("multiply-adds", adds, digits(","), number=True),
             Column("simulated", lambda row: row.reason or "yes", wrap="fold"),
             Column("codes", codes, digits(","), number=True),
             *map(counted, self.runtimes),
@@ -230,21 +224,16 @@ class OperatorComparison(RowTable):
 
     def print_to(self, console: Console) -> None:
         """Prints where runtimes differ: the operators, and what was not compared."""
-        say(console, marked_text(self._headline()))
+        say(console, tables.marked_text(self._headline()))
         self.print_tables(console)
         for note in self._notes():
-            say(console, marked_text(note))
+            say(console, tables.marked_text(note))
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes the comparison as one HTML page; the file appears whole, or not at all."""
-        page = render(
-            "exact/operators.html",
-            file=self.file,
-            headline=self._headline(),
-            notes=self._notes(),
-            table=self._tables()["Operators"].to_html("Operators"),
-        )
-        write_text(path, page)
+        table = self._tables()["Operators"].to_html("Operators")
+        facts = {"file": self.file, "headline": self._headline(), "notes": self._notes()}
+        write_text(path, tables.render("exact/operators.html", table=table, **facts))
 
 
 # The types by which operators on codes are recognized.
@@ -267,23 +256,24 @@ class AnyFile(ForeignFile):
         A file does not say which range of pixels it takes: they are spread over all codes of the
         input, or over 0 to 1 where it is float and nothing quantizes it.
         """
-        inputs = self.graph.images
-        several = len(inputs) != 1
-        if several and (not isinstance(images, list | tuple) or len(images) != len(inputs)):
-            return images
-        arrays = []
-        for image, values in zip(inputs, images if several else [images], strict=True):
+
+        def taken_by_one(image: Image, values: Any) -> Any:
             is_pixels = isinstance(values, np.ndarray) and values.dtype == np.uint8
-            try:
-                if not is_pixels or image.type == "uint8":
-                    arrays.append(values)
-                elif image.is_kept and image.type == "float32":
-                    arrays.append(values.astype(np.float32) / np.float32(_PIXEL_ENDS))
-                else:
-                    arrays.append(image.drawn(values))
-            except ValueError as error:
-                raise ValueError(f"{self.path}: {error}") from error
-        return arrays if several else arrays[0]
+            if not is_pixels or image.type == "uint8":
+                return values
+            if image.is_kept and image.type == "float32":
+                return values.astype(np.float32) / np.float32(_PIXEL_ENDS)
+            return image.drawn(values)
+
+        inputs = self.graph.images
+        try:
+            if len(inputs) == 1:
+                return taken_by_one(inputs[0], images)
+            if not isinstance(images, list | tuple) or len(images) != len(inputs):
+                return images
+            return list(map(taken_by_one, inputs, images))
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
@@ -378,12 +368,12 @@ def compare_operators(
     for spec in local_runtimes:
         if reason := reasons[spec.name] or file.graph.ends_process(spec.kernels):
             refused[spec.name] = reason
+    compared = [spec for spec in specs if spec.name not in refused]
     running = {
         spec.name: loaded(file.content, spec.name, keep_tensors=True)
-        for spec in local_runtimes
-        if spec.name not in refused
+        for spec in compared
+        if not spec.is_simulated
     }
-    compared = [spec for spec in specs if spec.is_simulated or spec.name in running]
     counter = _Counter(file, compared, running)
     with image_bar(file.path.name, number_of(pixels), shown=progress) as advance:
         for index in range(number_of(pixels)):
@@ -400,6 +390,11 @@ def compare_operators(
         more_graphs=file.contents.more_graphs,
         warnings=tuple(wrong_before(file.contents)),
     )
+
+
+_Arrays = list[np.ndarray]
+# The tensors that a runtime has kept, by their places in the file.
+_Kept = Mapping[int, np.ndarray]
 
 
 class _Counter:
@@ -428,15 +423,11 @@ class _Counter:
             reason = _reason(stored, by_output, file)
             if not reason:
                 self._operations[number] = [by_output[tensor.name] for tensor in stored.outputs]
+            kind = f"{stored.name} {stored.custom}".strip()
+            tensor = stored.outputs[0].name if stored.outputs else ""
+            counts = {} if reason else {spec.name: KernelCount() for spec in specs}
             self.operators.append(
-                ComparedOperator(
-                    number=number,
-                    kind=f"{stored.name} {stored.custom}".strip(),
-                    tensor=stored.outputs[0].name if stored.outputs else "",
-                    multiply_adds=stored.multiply_adds,
-                    reason=reason,
-                    counts={} if reason else {spec.name: KernelCount() for spec in specs},
-                )
+                ComparedOperator(number, kind, tensor, stored.multiply_adds, reason, counts)
             )
 
     def add(self, image: Pixels) -> None:
@@ -445,16 +436,16 @@ class _Counter:
         for name, runtime in self._running.items():
             runtime.run(image)
             tensors_of[name] = runtime.kept(self._numeric)
+        by_xnnpack = tensors_of["xnnpack"]
         for name, values in tensors_of.items():
-            for output in self._file.graph.outputs:
-                place = self._places[output]
-                if place in values and place in tensors_of["xnnpack"]:
-                    self.outputs[name].add(tensors_of["xnnpack"][place], values[place])
+            for place in (self._places[output] for output in self._file.graph.outputs):
+                if place in values and place in by_xnnpack:
+                    self.outputs[name].add(by_xnnpack[place], values[place])
         # Tensors have the shapes that they have here: the file's may be open.
         shapes = {
-            name: tensors_of["xnnpack"][place].shape[1:]
+            name: by_xnnpack[place].shape[1:]
             for name, place in self._places.items()
-            if place in tensors_of["xnnpack"]
+            if place in by_xnnpack
         }
         tensors = {
             name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
@@ -470,22 +461,15 @@ class _Counter:
                 # Sizes that a file computes are known only here.
                 del self._operations[number]
                 reason = f"its simulation does not take what it reads here: {error}"
-                self.operators[number] = dataclasses.replace(
-                    self.operators[number], reason=reason, counts={}
-                )
+                operator = self.operators[number]
+                self.operators[number] = dataclasses.replace(operator, reason=reason, counts={})
 
     def _count(
-        self,
-        number: int,
-        operation: Operation,
-        image: Pixels,
-        tensors_of: Mapping[str, Mapping[int, np.ndarray]],
+        self, number: int, operation: Operation, image: Pixels, tensors_of: Mapping[str, _Kept]
     ) -> None:
         counts, output = self.operators[number].counts, self._places[operation.output]
         simulated: dict[str, np.ndarray] = {}  # from XNNPACK's inputs, by kernel set
-        inputs = {
-            name: self._inputs(operation, image, values) for name, values in tensors_of.items()
-        }
+        inputs = {name: self._inputs(operation, image, kept) for name, kept in tensors_of.items()}
         xnnpack_inputs, by_xnnpack = inputs["xnnpack"], tensors_of["xnnpack"].get(output)
         if xnnpack_inputs is None or by_xnnpack is None:
             return
@@ -497,9 +481,8 @@ class _Counter:
                 builtin = kernel_sets.builtin_of_this_machine()
                 kernels = builtin if is_here else kernel_sets.BUILTIN_ARM
             if kernels.name not in simulated:
-                simulated[kernels.name] = self._simulate(
-                    operation, kernels, xnnpack_inputs, by_xnnpack
-                )
+                again = self._simulate(operation, kernels, xnnpack_inputs, by_xnnpack)
+                simulated[kernels.name] = again
             expected = simulated[kernels.name]
             count.beside_xnnpack.add(by_xnnpack, expected)
             reads, computed = inputs.get(spec.name), tensors_of.get(spec.name, {}).get(output)
@@ -510,11 +493,7 @@ class _Counter:
             count.own.add(expected, computed)
 
     def _simulate(
-        self,
-        operation: Operation,
-        kernels: KernelSet,
-        inputs: list[np.ndarray],
-        computed: np.ndarray,
+        self, operation: Operation, kernels: KernelSet, inputs: _Arrays, computed: np.ndarray
     ) -> np.ndarray:
         """Computes the result of kernels for inputs, in the shape of a runtime's result."""
         expected = operation.simulate(self._graph.on(kernels), *inputs)
@@ -524,18 +503,12 @@ class _Counter:
             raise ValueError(f"it makes the shape {computed.shape}, expected {expected.shape}")
         return expected
 
-    def _inputs(
-        self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
-    ) -> list[np.ndarray] | None:
+    def _inputs(self, operation: Operation, image: Pixels, values: _Kept) -> _Arrays | None:
         """Returns the tensors that an operation reads in a runtime; None where one is missing."""
-        images = [tensor.name for tensor in self._file.graph.images]
-        arrays = []
+        images, arrays = by_name(image, self._file.graph), []
         for name in operation.inputs:
-            if name in images:
-                array = arrays_of(image)[images.index(name)]
-            elif self._places[name] in values:
-                array = values[self._places[name]]
-            else:
+            array = images[name] if name in images else values.get(self._places[name])
+            if array is None:
                 return None
             # Pixels become codes by an operation that knows their type; codes are int32.
             widened = array.dtype.kind in "iu" and not operation.of_input

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from sat_tf.exact.operations.graph_file import read_graph as read_graph
     from sat_tf.exact.operator_comparison import compare_operators as compare_operators
     from sat_tf.export.converter_route import to_keras as to_keras
-    from sat_tf.export.float_reference import FloatReference as FloatReference
     from sat_tf.export.lowering.pipeline import snap_biases as snap_biases
     from sat_tf.export.lowering.pipeline import with_image_size as with_image_size
+    from sat_tf.export.verify import FloatReference as FloatReference
 
 _HOMES = {
-    "FloatReference": "sat_tf.export.float_reference",
+    "FloatReference": "sat_tf.export.verify",
     "compare_operators": "sat_tf.exact.operator_comparison",
     "evaluate_simulator": "sat_tf.exact.evaluate",
     "evaluate_tflite": "sat_tf.exact.evaluate",

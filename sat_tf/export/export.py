@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import pathlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
 from sat_tf.exact.targets.table import TARGETS, CpuFallback
-from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
+from sat_tf.exact.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -38,8 +37,7 @@ from sat_tf.exact.tflite.metadata import (
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.lowering import packing
-from sat_tf.export.lowering.outputs import FLOAT
-from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.lowering.packing import FLOAT, FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph, sized, snapped
 from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.files import check_writable, written_whole
@@ -317,48 +315,73 @@ def export_tflite(
         settings = dataclasses.replace(settings, pack="none")
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved_biases:
-        file = _written(path, network, settings, metadata, route)
+        graph = file_graph(network, settings)
+        if metadata:
+            graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
+        if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
+            raise ProblemsError("export_tflite", problems)
+        settings = settings.of_graph(graph)
+        is_direct = route == "direct"
+        content = file_content(graph, settings, metadata) if is_direct else converted(graph)
+        contents = read_contents(content, str(path))
+        with written_whole(path) as temporary:
+            temporary.write_bytes(content)
+            check_loading(temporary.read_bytes())
     if moved_biases and network.model is not model:
         for layer in network.model.layers:
             copied_weights(layer, model.get_layer(layer.name))
-    files = {file.settings.pack: file.content}
-    if compare_storage and route == "direct":
-        files |= _otherwise_packed(network, file.settings, metadata)
+    files = {settings.pack: content}
+    if compare_storage and is_direct:
+        files |= _otherwise_packed(network, settings, metadata)
     latencies = median_milliseconds(files) if compare_storage else {}
     storage = [
-        StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
-        for pack, content in files.items()
+        StorageCost(pack, len(packed), gzip_size(packed), latencies.get(pack))
+        for pack, packed in files.items()
     ]
-    return _report(file, route, storage, moved_biases, start)
+    products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
+    return ExportReport(
+        path=str(path),
+        bytes=len(content),
+        gzip_bytes=storage[0].gzip_bytes,
+        sha256=hashlib.sha256(content).hexdigest(),
+        operators=contents.operator_counts(),
+        float_operators=contents.float_operators(),
+        route=route,
+        float_layers=list(graph.float_layers),
+        certified=list(graph.integer_tensors) if is_direct else [],
+        storage=storage,
+        kernels=packing.stored_kernels(graph) if is_direct else [],
+        runs_from=first_release(products, contents),
+        portability=portability_of(graph) if is_direct else [],
+        moved_scales=dict(graph.moved_scales) if is_direct else {},
+        moved_biases=moved_biases,
+        target=target,
+        cpu_fallback=TARGETS[target].cpu_fallback(contents),
+        warnings=[
+            *_warnings(graph, settings, content),
+            *wrong_before(contents),
+            *([] if is_direct else [CONVERTED]),
+        ],
+        seconds=time.perf_counter() - start,
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """A file that has been written."""
-
-    path: pathlib.Path
-    content: bytes
-    contents: Contents
-    graph: Graph
-    settings: FileSettings
-
-
-def _written(
-    path: pathlib.Path, network: Network, settings: FileSettings, metadata: Metadata, route: str
-) -> _File:
-    """Writes the file of a model, and checks that LiteRT runs it."""
-    graph = file_graph(network, settings)
-    if metadata:
-        graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
-    if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
-        raise ProblemsError("export_tflite", problems)
-    settings = settings.of_graph(graph)
-    content = file_content(graph, settings, metadata) if route == "direct" else converted(graph)
-    file = _File(path, content, read_contents(content, str(path)), graph, settings)
-    with written_whole(path) as temporary:
-        temporary.write_bytes(content)
-        check_loading(temporary.read_bytes())
-    return file
+def _warnings(graph: Graph, settings: FileSettings, content: bytes) -> Iterator[str]:
+    """Yields the facts to know about the graph of a file, and about its kernels and layers."""
+    yield from graph.warnings
+    kernels, processor = linear_operations(graph.operations), settings.processor
+    if beyond := sorted({kernel.storage.value for kernel in kernels} - processor.stores):
+        yield (
+            f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
+            f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
+            "use pack='auto'"
+        )
+    has_untold = graph.float_layers and not any(one_image_only(graph.operations))
+    if has_untold and Runtime(content, keep_tensors=False).takes_one_image:
+        yield (
+            f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
+            "their shapes have a batch of 1, so that LiteRT runs one image at a time"
+        )
 
 
 def _otherwise_packed(
@@ -374,51 +397,3 @@ def _otherwise_packed(
             if other_settings.pack == pack != settings.pack:
                 files[pack] = file_content(graph, other_settings, metadata)
     return files
-
-
-def _report(
-    file: _File, route: str, storage: list[StorageCost], moved_biases: int, start: float
-) -> ExportReport:
-    """Returns the report on a file, whose export began at `start`."""
-    graph, settings = file.graph, file.settings
-    is_direct = route == "direct"
-    kernels = linear_operations(graph.operations)
-    products = [kernel.storage for kernel in kernels if kernel.is_product]
-    warnings = list(graph.warnings)
-    processor = settings.processor
-    if beyond := sorted({kernel.storage.value for kernel in kernels} - processor.stores):
-        warnings.append(
-            f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
-            f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
-            "use pack='auto'"
-        )
-    has_untold = graph.float_layers and not any(one_image_only(graph.operations))
-    if has_untold and Runtime(file.content, keep_tensors=False).takes_one_image:
-        warnings.append(
-            f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
-            "their shapes have a batch of 1, so that LiteRT runs one image at a time"
-        )
-    warnings += wrong_before(file.contents)
-    if not is_direct:
-        warnings.append(CONVERTED)
-    return ExportReport(
-        path=str(file.path),
-        bytes=len(file.content),
-        gzip_bytes=storage[0].gzip_bytes,
-        sha256=hashlib.sha256(file.content).hexdigest(),
-        operators=file.contents.operator_counts(),
-        float_operators=file.contents.float_operators(),
-        route=route,
-        float_layers=list(graph.float_layers),
-        certified=list(graph.integer_tensors) if is_direct else [],
-        storage=storage,
-        kernels=packing.stored_kernels(graph) if is_direct else [],
-        runs_from=first_release(products, file.contents),
-        portability=portability_of(graph) if is_direct else [],
-        moved_scales=dict(graph.moved_scales) if is_direct else {},
-        moved_biases=moved_biases,
-        target=settings.target,
-        cpu_fallback=TARGETS[settings.target].cpu_fallback(file.contents),
-        warnings=warnings,
-        seconds=time.perf_counter() - start,
-    )

@@ -2,9 +2,11 @@
 
 import collections
 import contextlib
+import functools
+import math
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,14 @@ from sat_tf.exact.certificate.inputs import (
     checked_images,
     taken_by,
 )
-from sat_tf.exact.certificate.outputs import Output, labels_of
+from sat_tf.exact.certificate.outputs import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.contents import differences, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.float_reference import FloatReference
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
@@ -35,13 +37,103 @@ from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, distinct
-from sat_tf.messages import ProblemsError
-from sat_tf.qat.input_range_checks import converting_layer, float_statistics
+from sat_tf.graph.rewrite import network_of_layers
+from sat_tf.messages import ProblemsError, kind_of
+from sat_tf.qat.input_range_checks import converting_layer, range_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import STATISTICS
+
+
+class FloatReference:
+    """A tf_keras model with the inputs and outputs of a file, run on the quantized model's inputs.
+
+    Its pixels are in the quantized model's range.
+    """
+
+    def __init__(self, model: Any, graph: Graph) -> None:
+        if problem := float_model_problem(model, graph):
+            raise ValueError(f"float_model: {problem}.")
+        self._model, self._graph = model, graph
+        self.name = str(model.name)
+
+    @property
+    def loss(self) -> str:
+        """How a single output is known to be classes: "loss" for a loss of classes, or ""."""
+        loss = getattr(self._model, "loss", None)
+        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or ""
+        is_known = isinstance(name, str) and name.endswith("categorical_crossentropy")
+        return "loss" if is_known and len(self._model.outputs) == 1 else ""
+
+    @functools.cached_property
+    def network(self) -> Network:
+        """The graph of the model, flat; ValueError where it has none."""
+        try:
+            return network_of_layers(self._model)
+        except ValueError:  # it cannot be made flat, which quantizing it tells better
+            return Network(self._model)
+
+    @functools.cached_property
+    def softmaxes(self) -> list[str]:
+        """The function that makes each output: "softmax", or "" for anything else."""
+        layers = [inner_layer(self.network[name].layer) for name in self.network.outputs]
+        return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
+
+    def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
+        """Returns the file's outputs in this model's form: probabilities where it has a softmax."""
+        pieces = zip(separated(values, outputs), outputs, self.softmaxes, strict=True)
+        return joined(
+            [
+                softmax(piece) if ends and output.classes_by != "softmax" else piece
+                for piece, output, ends in pieces
+            ]
+        )
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """Returns the model's outputs for a batch, as one array."""
+        pixels = []
+        for array, image in zip(arrays_of(images), self._graph.images, strict=True):
+            if image.range is not None or image.type != "uint8" or image.scale is None:
+                pixels.append(tf.constant(image.fed(array)))
+            else:  # a graph read from a file: pixels on the grid of its kernels
+                zeroed = array.astype(np.float32) - np.float32(image.zero_point)
+                pixels.append(tf.constant(zeroed * image.scale))
+        structure = getattr(self._model, "_nested_inputs", None)
+        inputs = pixels[0] if len(pixels) == 1 else pixels
+        if structure is not None:
+            inputs = tf.nest.pack_sequence_as(structure, pixels)
+        outputs = tf.nest.flatten(self._model(inputs, training=False))
+        return joined([np.asarray(output, np.float32) for output in outputs])
+
+
+def float_model_problem(model: Any, graph: Graph) -> str | None:
+    """Says why a model cannot be compared with the file of a graph; None where it can."""
+    if not isinstance(model, keras.Model):
+        return (
+            f"received {kind_of(model)}, expected a tf_keras model; sat_tf.from_keras3 makes one "
+            "of a Keras 3 model, and a file is to be loaded first"
+        )
+    if not model.built or model.inputs is None:
+        return (
+            "received a model without a known input, expected a built one; call it once on images"
+        )
+    for role, tensors, expected in (
+        ("inputs", model.inputs, [tuple(image.shape) for image in graph.images]),
+        ("outputs", model.outputs, [tuple(graph.tensors[name].shape) for name in graph.outputs]),
+    ):
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+        fits = len(shapes) == len(expected) and all(
+            None in shape or math.prod(shape) == math.prod(file_shape)
+            for shape, file_shape in zip(shapes, expected, strict=True)
+        )
+        if not fits:
+            return (
+                f"received a model whose {role} have the shapes {shapes}, expected those of the "
+                f"file, {expected}; pass the float model that the quantized one was made of"
+            )
+    return None
 
 
 class TrainedModel:
@@ -230,7 +322,7 @@ def _checked_ranges(
             pixels = zip(graph.images, arrays_of(images), strict=True)
             fed = [image.fed(array) for image, array in pixels]
             # The statistics are compared with those of the images.
-            statistics = float_statistics(reference.network, fed, place, input_range)
+            statistics = range_statistics(reference.network, fed, place, input_range)
             if statistics is not None and statistics.fitting is not None:
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:

@@ -45,7 +45,19 @@ def unique_name(wanted: str, taken: set[str]) -> str:
 def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     """A layer with the same configuration, without weights; ValueError where Keras makes none."""
     try:
-        settings = _settings(layer, changes)
+        # Functions themselves are passed on: configurations hold few of them.
+        functions = {
+            name: function
+            for name in ("activation", "recurrent_activation")
+            if callable(function := getattr(layer, name, None))
+            and not isinstance(function, keras.layers.Layer)
+        }
+        source = layer
+        if "activation" in vars(layer) and "activation" in {*functions, *changes}:
+            source = copy.copy(layer)
+            vars(source)["activation"] = keras.activations.linear  # partial ones have no config
+        settings = {**source.get_config()}
+        settings |= {name: functions[name] for name in functions.keys() & settings.keys()} | changes
         left_out = left_out_of_config(layer, settings)
         new_layer = type(layer).from_config({**left_out, **settings})
         if isinstance(layer, keras.layers.Lambda):
@@ -67,22 +79,6 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
             "let get_config return all arguments, and give it functions written with def and "
             "registered by @tf_keras.saving.register_keras_serializable(), no functools.partial."
         ) from error
-
-
-def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a layer, with its functions themselves: files hold few of these."""
-    functions = {
-        name: function
-        for name in ("activation", "recurrent_activation")
-        if callable(function := getattr(layer, name, None))
-        and not isinstance(function, keras.layers.Layer)
-    }
-    if "activation" in vars(layer) and "activation" in {*functions, *changes}:
-        layer = copy.copy(layer)
-        vars(layer)["activation"] = keras.activations.linear  # a partial one has no configuration
-    settings = {**layer.get_config()}
-    settings |= {name: functions[name] for name in functions.keys() & settings.keys()}
-    return {**settings, **changes}
 
 
 # An argument of every layer, which few layers have in their configuration.
@@ -349,23 +345,19 @@ class _Flattener:
             outputs = self.copies[id(function)](tensor)
         elif not is_of_keras(function):
             outputs = _operations_of(function, tensor)
-            self._name_operations(outputs, tensor, name)
+            # Keras counts the operations since the process began, for their names.
+            waiting, seen = [] if outputs is None else [outputs], {id(tensor)}
+            while waiting:
+                operation_output = waiting.pop()
+                if id(operation_output) not in seen:
+                    seen.add(id(operation_output))
+                    operation_output.node.layer._name = name()
+                    waiting += operation_output.node.keras_inputs
         if outputs is None:
             outputs = keras.layers.Activation(function, name=name(), **settings)(tensor)
         if layer.activity_regularizer is None:
             return outputs
         return regularization_of(layer)(name=name(), **settings)(outputs)
-
-    @staticmethod
-    def _name_operations(last_tensor: Any, first_tensor: Any, name: Callable[[], str]) -> None:
-        """Names the operations between two tensors: Keras counts them since the process began."""
-        waiting, seen = [] if last_tensor is None else [last_tensor], {id(first_tensor)}
-        while waiting:
-            tensor = waiting.pop()
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                tensor.node.layer._name = name()
-                waiting += tensor.node.keras_inputs
 
     def _copy(self, layer: keras.layers.Layer, place: _Place) -> keras.layers.Layer:
         """The flat model's layer; one with weights is copied once for all its calls."""

@@ -17,7 +17,6 @@ from sat_tf.graph.layers.kind import (
     Kinds,
     LayerKind,
     Moments,
-    Move,
     NativeFunction,
     Role,
 )
@@ -221,14 +220,6 @@ def averages_windows(layer: keras.layers.Layer) -> bool:
 def reshapes(layer: keras.layers.Layer) -> bool:
     """Whether a layer changes the shape of its values and keeps their order."""
     return find_support(layer).reshapes
-
-
-def moves_of(
-    layer: keras.layers.Layer, read: tuple[int, ...], made: tuple[int, ...]
-) -> tuple[Move, ...]:
-    """The operators, in order, by which a layer moves codes; shapes are without the batch."""
-    moves = find_support(layer).moves
-    return (Move("RESHAPE"),) if moves is None else moves(layer, read, made)
 
 
 # -- for people ------------------------------------------------------------------------------------

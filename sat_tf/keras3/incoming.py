@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from sat_tf.keras3.translator import Translated
 
 
-class Conversion(NamedTuple):
-    """A converted model, and the result of its proof."""
-
-    model: "keras.Model"
-    proof: "Proof"
-
-
 def from_keras3(
     model: Any, *, custom_layers: Mapping[str, type] | None = None, safe_mode: bool = True
 ) -> "keras.Model":
@@ -69,13 +62,13 @@ def from_keras3(
         >>> type(converted).__module__.split(".")[0], converted.get_layer("head").units
         ('tf_keras', 2)
     """
-    return convert(model, custom_layers=custom_layers, safe_mode=safe_mode).model
+    return convert(model, custom_layers=custom_layers, safe_mode=safe_mode)[0]
 
 
 def convert(
     model: Any, *, custom_layers: Mapping[str, type] | None = None, safe_mode: bool = True
-) -> Conversion:
-    """The model of `from_keras3`, with the result of its proof."""
+) -> tuple["keras.Model", "Proof"]:
+    """The model of `from_keras3`, and the result of its proof."""
     if isinstance(model, str | os.PathLike):
         path = expect_path(model)
         loaded = _load(path, safe_mode)
@@ -94,7 +87,7 @@ def convert(
     from sat_tf.keras3.proof import prove
 
     translation = translated(model, custom_layers)
-    return Conversion(translation.model, prove(translation, whole=True))
+    return translation.model, prove(translation, whole=True)
 
 
 class ReadModel(NamedTuple):

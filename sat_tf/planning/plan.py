@@ -14,14 +14,7 @@ from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.messages.charts import BIT_COLORS, Mark, write_overlay
-from sat_tf.messages.tables import (
-    Cell,
-    Column,
-    Marked,
-    RowTable,
-    Table,
-    render,
-)
+from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table, render
 from sat_tf.qat.policy import BitPolicy
 
 

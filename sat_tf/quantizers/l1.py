@@ -4,13 +4,19 @@ Liu et al., "Nonuniform-to-Uniform Quantization", CVPR 2022, section 3.3 and the
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, Bits, axes_within, grid_units
-from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
+from sat_tf.core.tensors import (
+    Namespace,
+    Tensor,
+    computed_in_float32,
+    in_float32,
+    mean_of_finite,
+    namespace,
+)
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
 from sat_tf.quantizers.values import Variables
 
@@ -29,7 +35,7 @@ def weight_size(
     factor = 2.0 * intervals / (intervals + 1.0)
     rank = len(kernel.shape)
     inner = axes_within(rank, range_axes)
-    of_range, of_layer = (_mean_magnitude(n, kernel, axes) for axes in (inner, range(rank)))
+    of_range, of_layer = (mean_of_finite(n, n.abs(kernel), axes) for axes in (inner, range(rank)))
     of_layer = n.where(of_layer >= SMALLEST_SIZE, of_layer, 1.0)
     return n.stop_gradient(n.where(of_range >= SMALLEST_SIZE, of_range, of_layer) * factor)
 
@@ -110,12 +116,6 @@ def _backward(
         position = n.maximum(n.minimum(latent / size, 1.0), -1.0) * half
         upstream = passed_back(upstream, position - centred, 2.0 * half, surrogate)
     return (upstream / size if over_size else upstream,)
-
-
-def _mean_magnitude(n: Namespace, kernel: Tensor, axes: Iterable[int]) -> Tensor:
-    finite, over = n.isfinite(kernel), {"axis": tuple(axes), "keepdims": True}
-    total = n.sum(n.where(finite, n.abs(kernel), 0.0), **over)
-    return total / n.maximum(n.sum(n.cast(finite, "float32"), **over), 1.0)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

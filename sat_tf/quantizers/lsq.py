@@ -134,9 +134,9 @@ class LsqQuantizer(ScaledWithSurrogate):
 class LsqActivationQuantizer(UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
-    Values are those of `pact.quantize_activation`, in the place of a rectifier, or else of
-    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, except for the factor g of the
-    scale: see `lsq.level_factor`.
+    Values are those of `pact.quantize_activation`, `signed` where it is in the place of no
+    rectifier, and so is the gradient, Eq. 3 of the paper, except for the factor g of the scale, see
+    `lsq.gradient_factor`: a level that is c times the scale gets g c².
     """
 
     policy_name: ClassVar[str] = "lsq"
@@ -146,7 +146,7 @@ class LsqActivationQuantizer(UpToItsLevel):
     # The level that the model's statistics and `calibrate` set: "mean" for the paper's scale
     # 2 mean|x| / sqrt(highest code), "error" for the smallest quantization error.
     start: _Start = "mean"
-    counts_batch: bool = False  # See `lsq.level_factor`.
+    counts_batch: bool = False  # See `lsq.gradient_factor`.
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
@@ -164,8 +164,11 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         bits = bits_of(self.num_bits, variables)
-        factor = lsq.level_factor(inputs, self._highest(bits), counts_batch=self.counts_batch)
-        return self.quantized(inputs, scaled_gradient(self.level(variables), factor), bits)
+        n = namespace(inputs)
+        highest = in_float32(n, self._highest(bits))
+        factor = lsq.gradient_factor(inputs, highest, counts_batch=self.counts_batch)
+        level = scaled_gradient(self.level(variables), factor * n.square(highest))
+        return self.quantized(inputs, level, bits)
 
     def best_level(self, sample: SampledValues) -> float:
         if self.start == "error":
@@ -198,7 +201,7 @@ class LsqPlusQuantizer(BelowZero):
     policy_name: ClassVar[str] = "lsq_plus"
     has_own_gradient: ClassVar[bool] = True
 
-    counts_batch: bool = False  # See `lsq.level_factor`.
+    counts_batch: bool = False  # See `lsq.gradient_factor`.
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:

@@ -147,9 +147,11 @@ def make_weights(
 def standing_in(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Other values for attributes, past Keras' `__setattr__`, which would untrack variables."""
     attributes = vars(owner)
-    before = {name: getattr(owner, name) for name in values}
+    before = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)
     try:
         yield
     finally:
+        for name in values.keys() - before.keys():
+            del attributes[name]
         attributes.update(before)

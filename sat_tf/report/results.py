@@ -10,16 +10,7 @@ from sat_tf import output_folder
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.rules import CODES, kind_of_loss, sentence
 from sat_tf.exact.top_k import AGREEMENT, TOP1, Score
-from sat_tf.messages.tables import (
-    Cell,
-    Column,
-    Displayed,
-    Marked,
-    Table,
-    digits,
-    percent,
-    points,
-)
+from sat_tf.messages.tables import Cell, Column, Displayed, Marked, Table, digits, percent, points
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.reconstruction.fitted import Fitted
 

@@ -26,7 +26,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     """
     if name == "auto":
         name = "none"
-        cluster = _cluster()["cluster"] if os.environ.get("TF_CONFIG") else {}
+        cluster = _cluster()[0] if os.environ.get("TF_CONFIG") else {}
         if sum(len(cluster.get(job, ())) for job in ("chief", "worker")) > 1:
             name = "multi_worker"
         elif os.environ.get("TPU_NAME"):
@@ -36,7 +36,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     if name == "mirrored":
         return tf.distribute.MirroredStrategy()
     if name == "multi_worker":
-        _expect_free_port(_cluster())
+        _expect_free_port(_cluster()[2])
         try:
             return tf.distribute.MultiWorkerMirroredStrategy()
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
@@ -110,42 +110,17 @@ def distributed(strategy: tf.distribute.Strategy, batches: Callable[..., tf.data
 
 def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -> list[np.ndarray]:
     """The arrays of the first worker, on every worker; all workers have to call it together."""
-    if shard_of(strategy).workers == 1:
-        return [np.asarray(array) for array in arrays]
-    return _summed(strategy, arrays, [0])
-
-
-def from_all_workers(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """The texts of all workers, in order, on every worker; all have to call it together."""
-    shard = shard_of(strategy)
-    if shard.workers == 1:
-        return [text]
-    encoded = np.frombuffer(text.encode(), np.uint8)
-    senders = [worker * shard.replicas for worker in range(shard.workers)]
-
-    def gathered(row: np.ndarray) -> np.ndarray:
-        rows = np.zeros((shard.workers, *row.shape), row.dtype)
-        rows[shard.worker] = row
-        return _summed(strategy, [rows], senders)[0]
-
-    longest = gathered(np.array(len(encoded))).max()
-    rows = gathered(np.pad(encoded, (0, longest - len(encoded))))
-    return [row.tobytes().rstrip(b"\0").decode() for row in rows]
-
-
-def _summed(
-    strategy: tf.distribute.Strategy, arrays: Sequence[Any], senders: Sequence[int]
-) -> list[np.ndarray]:
-    """The sums of the arrays of some replicas, on every worker."""
     own_arrays = [np.asarray(array) for array in arrays]
+    if shard_of(strategy).workers == 1:
+        return own_arrays
 
     def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
-        sends = tf.reduce_any(tf.equal(context.replica_id_in_sync_group, senders))
+        sends = tf.equal(context.replica_id_in_sync_group, 0)
         contributions = [tf.where(sends, tensor, tf.zeros_like(tensor)) for tensor in tensors]
         return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in contributions]
 
-    # float32 holds every weight exactly, and every count and byte that is sent.
+    # float32 holds every weight exactly, and every count that is sent.
     sent = [tf.constant(array, tf.float32) for array in own_arrays]
     sums = tf.function(lambda tensors: strategy.run(summed, args=(tensors,)))(sent)
     return [
@@ -154,13 +129,24 @@ def _summed(
     ]
 
 
+def from_all_workers(strategy: tf.distribute.Strategy, line: str) -> list[str]:
+    """The lines of all workers, in order, on every worker; all have to call it together."""
+    shard = shard_of(strategy)
+    if shard.workers == 1:
+        return [line]
+    # float32, which every device can gather, holds every byte.
+    sent = tf.constant(np.frombuffer(f"{line}\n".encode(), np.uint8), tf.float32)
+    of_replicas = tf.function(lambda: strategy.run(lambda: sent), autograph=False)()
+    received = strategy.gather(of_replicas, axis=0).numpy().astype(np.uint8)
+    return received.tobytes().decode().split("\n")[: -1 : shard.replicas]
+
+
 def waiting_note(name: str) -> str | None:
     """Says that `make_strategy` is going to wait for other workers; None where it does not."""
     if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
         return None
-    cluster = _cluster()
-    task, address = cluster["task"], _address(cluster)
-    other_addresses = list(itertools.chain(*cluster["cluster"].values()))
+    cluster, task, address = _cluster()
+    other_addresses = list(itertools.chain(*cluster.values()))
     other_addresses.remove(address)
     if not other_addresses:
         return None
@@ -170,8 +156,8 @@ def waiting_note(name: str) -> str | None:
     )
 
 
-def _cluster() -> dict[str, Any]:
-    """The contents of TF_CONFIG."""
+def _cluster() -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The cluster and the task of TF_CONFIG, and the address of this process."""
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)
@@ -180,7 +166,7 @@ def _cluster() -> dict[str, Any]:
         if not all(map(_is_address, addresses)) or len({*addresses}) < len(addresses):
             raise ValueError("addresses")
         # A negative index would count from the end.
-        cluster[task["type"]][task["index"] if task["index"] >= 0 else len(addresses)]
+        address = cluster[task["type"]][task["index"] if task["index"] >= 0 else len(addresses)]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise RunError(
             f"TF_CONFIG={text!r}: expected the cluster and the task of this process, with lists of "
@@ -188,7 +174,7 @@ def _cluster() -> dict[str, Any]:
             '{"cluster": {"worker": ["first:2222", "second:2222"]}, "task": {"type": "worker", '
             '"index": 0}}; set it, or choose another distribution.'
         ) from error
-    return {"cluster": cluster, "task": task}
+    return cluster, task, address
 
 
 def _is_address(address: Any) -> bool:
@@ -197,17 +183,12 @@ def _is_address(address: Any) -> bool:
     return is_host and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
 
 
-def _address(cluster: dict[str, Any]) -> str:
-    """The address of this process."""
-    return str(cluster["cluster"][cluster["task"]["type"]][cluster["task"]["index"]])
-
-
-def _expect_free_port(cluster: dict[str, Any]) -> None:
+def _expect_free_port(address: str) -> None:
     """Raises RunError where this process cannot listen on its port: gRPC would abort, or share it.
 
     It listens on all addresses of the machine, whatever the host in front of the port.
     """
-    port = int(_address(cluster).rpartition(":")[2])
+    port = int(address.rpartition(":")[2])
     try:
         with socket.socket() as listener:
             if os.name != "nt":  # where it would take a port that is in use

@@ -52,33 +52,6 @@ class TopK(keras.metrics.Mean):
         return {**super().get_config(), "k": self.k}
 
 
-def accuracy_metrics(model: keras.Model) -> list[TopK]:
-    """Creates the metrics of a stage besides its loss: top1, and top5 of more than 5 classes."""
-    num_classes = model.output_shape[-1]
-    return [TopK(1)] if num_classes is not None and num_classes <= 5 else [TopK(1), TopK(5)]
-
-
-class RandomGenerators:
-    """The random generators of a model, whose draws depend on seed, step and replica alone."""
-
-    def __init__(self, model: keras.Model) -> None:
-        # The names are private: Keras has no public ones.
-        holders = (getattr(layer, "_random_generator", None) for layer in model.submodules)
-        generators = (getattr(holder, "_generator", None) for holder in holders)
-        self._generators = [
-            generator for generator in generators if isinstance(generator, tf.random.Generator)
-        ]
-
-    def start_step(self, step: tf.Tensor) -> None:
-        """Called in every replica, before it draws."""
-        for generator in self._generators:
-            # Philox has a counter of 128 bits and a key: the counter's upper half is the step.
-            state = generator.state.read_value()
-            begin = tf.concat([tf.zeros_like(state[:1]), step[None], state[2:]], axis=0)
-            # The generator itself does so: `assign` would not reach the replica's own copy.
-            tf.raw_ops.AssignVariableOp(resource=generator.state.handle, value=begin)
-
-
 def training_copy(
     model: keras.Model,
     *,
@@ -137,10 +110,11 @@ class Learner(keras.Model):
     regularization losses. Every replica adds the losses of its own images, so that the sum of the
     gradients over replicas is the gradient of that loss, however the batch is divided.
 
-    Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
-    those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization), and
-    `batch_loss` (of the last batch alone). What comes `after_step` is called in every replica,
-    inside the step, after the optimizer.
+    Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`,
+    and `top5` of more than 5 classes; in training also `data_loss` (the mean without
+    regularization), and `batch_loss` (of the last batch alone). What comes `after_step` is called
+    in every replica, inside the step, after the optimizer. What the model draws at random depends
+    on seed, step and replica alone.
     """
 
     def __init__(
@@ -160,8 +134,13 @@ class Learner(keras.Model):
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
         self._data_loss = keras.metrics.Mean("data_loss")
-        self._accuracy = accuracy_metrics(student)
-        self._random_generators = RandomGenerators(student)
+        num_classes = student.output_shape[-1]
+        is_of_few = num_classes is not None and num_classes <= 5
+        self._accuracy = [TopK(1)] if is_of_few else [TopK(1), TopK(5)]
+        # The names are private: Keras has no public ones.
+        holders = (getattr(layer, "_random_generator", None) for layer in student.submodules)
+        generators = (getattr(holder, "_generator", None) for holder in holders)
+        self._generators = [g for g in generators if isinstance(g, tf.random.Generator)]
         self.built = True  # Keras' backup warns of a model that is not
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
@@ -174,7 +153,13 @@ class Learner(keras.Model):
         images, labels = data
         graphs_go_with(self)
         context = tf.distribute.get_replica_context()
-        self._random_generators.start_step(tf.convert_to_tensor(self.optimizer.iterations))
+        step = tf.convert_to_tensor(self.optimizer.iterations)
+        for generator in self._generators:
+            # Philox has a counter of 128 bits and a key: the counter's upper half is the step.
+            state = generator.state.read_value()
+            begin = tf.concat([tf.zeros_like(state[:1]), step[None], state[2:]], axis=0)
+            # The generator itself does so: `assign` would not reach the replica's own copy.
+            tf.raw_ops.AssignVariableOp(resource=generator.state.handle, value=begin)
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
             losses = self.image_loss(images, labels, logits)

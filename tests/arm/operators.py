@@ -31,10 +31,8 @@ _READ = "read"
 
 def subject_of(graph: Graph, kernels: KernelSet) -> Subject:
     """The file of a graph, with the rules of some kernels."""
-    content = serialize(graph, {})
-    return Subject(
-        pathlib.Path("made.tflite"), content, read_contents(content, "made"), graph.on(kernels)
-    )
+    path, content = pathlib.Path("made.tflite"), serialize(graph, {})
+    return Subject(path, content, read_contents(content, "made"), graph.on(kernels))
 
 
 def _graph(codes: Codes, parts: Sequence[tuple[np.ndarray, Mapping[str, _Made]]]) -> Specimen:
@@ -71,9 +69,8 @@ def _graph(codes: Codes, parts: Sequence[tuple[np.ndarray, Mapping[str, _Made]]]
         ends.append(add(joined(some, f"joined_{len(operations)}", 0), sizes, None))
     image = Image("image", whole, codes.scale, codes.zero_point + 128)
     stored = np.concatenate(pixels).reshape(1, *whole)
-    return Graph("made", tensors, (*operations,), (image,), ends[0]), (stored + 128).astype(
-        np.uint8
-    )
+    graph = Graph("made", tensors, (*operations,), (image,), ends[0])
+    return graph, (stored + 128).astype(np.uint8)
 
 
 def functions_of_codes(
@@ -122,22 +119,12 @@ def probabilities_of_codes(scale: float, zero_point: int) -> Specimen:
         values = middle + spread * rng.uniform(-1, 1, (count, classes))
         rows.append(np.clip(values, -128, 127).astype(int)[np.newaxis])
     codes = Codes(np.float32(scale), zero_point)
-    return _graph(
-        codes,
-        [
-            (
-                values,
-                {
-                    "SOFTMAX": (
-                        lambda read, made: Softmax((read,), made),
-                        values.shape,
-                        PROBABILITIES,
-                    )
-                },
-            )
-            for values in rows
-        ],
-    )
+
+    def softmax(read: str, made: str) -> Operation:
+        return Softmax((read,), made)
+
+    parts = [(row, {"SOFTMAX": (softmax, row.shape, PROBABILITIES)}) for row in rows]
+    return _graph(codes, parts)
 
 
 def means_of_codes(scale: float, zero_point: int) -> Specimen:
@@ -148,14 +135,12 @@ def means_of_codes(scale: float, zero_point: int) -> Specimen:
         values = _every_sum(size, channels)
         parts.append((values, dict([_means(size, Window(size), values.shape, codes)])))
     shape = (12, 13, 9)
-    made = [
-        _means(size, Window(strides, padding), shape, codes)
-        for size, strides, padding in itertools.product(
-            ((2, 2), (3, 3), (3, 5), (1, 4), (8, 8), (12, 12)),
-            ((1, 1), (2, 2), (2, 3), (3, 1)),
-            ("SAME", "VALID"),
-        )
-    ]
+    sizes, strides = (
+        ((2, 2), (3, 3), (3, 5), (1, 4), (8, 8), (12, 12)),
+        ((1, 1), (2, 2), (2, 3), (3, 1)),
+    )
+    windows = [Window(*each) for each in itertools.product(strides, ("SAME", "VALID"))]
+    made = [_means(*each, shape, codes) for each in itertools.product(sizes, windows)]
     parts.append((rng.integers(-128, 128, shape), dict(made)))
     return _graph(codes, parts)
 
@@ -168,11 +153,11 @@ def _means(
         for length, kernel, stride in zip(shape, size, window.strides, strict=False)
     ]
     name = "_".join(map(str, ("AVERAGE_POOL_2D", *size, *window.strides, window.padding)))
-    return name, (
-        lambda read, made: AveragePool((read,), made, size, window),
-        (*made, shape[-1]),
-        codes,
-    )
+
+    def pool(read: str, made: str) -> Operation:
+        return AveragePool((read,), made, size, window)
+
+    return name, (pool, (*made, shape[-1]), codes)
 
 
 def _every_sum(size: tuple[int, int], channels: int) -> np.ndarray:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -58,16 +58,9 @@ class Processor:
     @property
     def cpuinfo(self) -> str:
         """The /proc/cpuinfo of two of them, without which LiteRT ends with SIGSEGV."""
-        fields = {
-            "BogoMIPS": "50.00",
-            "Features": self.features,
-            "CPU implementer": "0x41",
-            "CPU architecture": "8",
-            "CPU variant": "0x1",
-            "CPU part": self.part,
-            "CPU revision": "1",
-        }
-        lines = "".join(f"{name}\t: {value}\n" for name, value in fields.items())
+        lines = f"BogoMIPS\t: 50.00\nFeatures\t: {self.features}\nCPU implementer\t: 0x41\n"
+        lines += f"CPU architecture\t: 8\nCPU variant\t: 0x1\nCPU part\t: {self.part}\n"
+        lines += "CPU revision\t: 1\n"
         return "".join(f"processor\t: {number}\n{lines}\n" for number in range(2))
 
 
@@ -199,14 +192,6 @@ _PLATFORMS = tuple(
     f"{name}_aarch64"
     for name in ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_17")
 )
-# Neither Python's start nor LiteRT's interpreter reads these.
-_SPARED = (
-    *("root/usr/share", "root/usr/include", "root/usr/lib/dpkg", "root/var", "root/usr/sbin"),
-    *(f"root/usr/lib/python3.*/{name}" for name in ("test", "idlelib", "lib2to3", "turtledemo")),
-    *("site/numpy/**/tests", "site/numpy/f2py", "site/ai_edge_litert/libLiteRtWebGpu*"),
-    *(f"site/ai_edge_litert/{name}" for name in ("aot", "vendors", "tools")),
-    *("site/ai_edge_litert/_pywrap_litert_converter.so", "site/ai_edge_litert/pywrap_genai*"),
-)
 _SECONDS = 900
 _TRIAL_SECONDS = 300
 _TRIAL = "import numpy, ai_edge_litert.interpreter, platform; print(platform.machine())"
@@ -225,12 +210,10 @@ class ArmSystem:
 
 def system_folder() -> pathlib.Path:
     """The folder of the Arm system: sat-tf/arm in $XDG_CACHE_HOME, by default ~/.cache."""
-    named = os.environ.get("XDG_CACHE_HOME")
+    named = os.environ.get("XDG_CACHE_HOME", "")
     # A relative one is invalid, and to be ignored.
-    cache = (
-        pathlib.Path(named) if named and os.path.isabs(named) else pathlib.Path.home() / ".cache"
-    )
-    return cache / "sat-tf" / "arm"
+    cache = named if os.path.isabs(named) else "~/.cache"
+    return pathlib.Path(cache).expanduser() / "sat-tf" / "arm"
 
 
 def find_system() -> ArmSystem:
@@ -270,10 +253,7 @@ def make_system() -> ArmSystem:
     with tempfile.TemporaryDirectory(prefix=".arm_", dir=folder.parent) as name:
         aside = pathlib.Path(name) / "arm"
         aside.mkdir()
-        steps: Sequence[Callable[[pathlib.Path], None]] = (
-            *(_update, _unpack_system, _unpack_wheels, _unpack_emulator, _finish),
-        )
-        for step in steps:
+        for step in (_update, _unpack_system, _unpack_wheels, _unpack_emulator, _finish):
             step(aside)
         if folder.exists():
             folder.rename(pathlib.Path(name) / "older")
@@ -390,16 +370,10 @@ def _unpack_emulator(folder: pathlib.Path) -> None:
 
 
 def _finish(folder: pathlib.Path) -> None:
-    """Leaves out what nobody reads, tries it on every processor, and records it."""
+    """Leaves out what was downloaded, tries it on every processor, and records it."""
     python = _python_in(folder)
     for name in ("apt", "wheels", "qemu"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for pattern in _SPARED:
-        for found in folder.glob(pattern):
-            if found.is_dir() and not found.is_symlink():
-                shutil.rmtree(found)
-            else:
-                found.unlink(missing_ok=True)
     emulator = system_emulator() or emulator_in(folder / "emulator") or pathlib.Path()
     for processor in PROCESSORS:
         lay_out(folder, processor)

@@ -7,8 +7,6 @@ plugin of pytest this module stands for the conftest of the tests, which needs T
 
 import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -38,33 +36,31 @@ LONG_MODES = [
 ]
 
 
-def draw(shape: Sequence[int] = (3, 3, 4, 5), seed: int = 0, deviation: float = 0.4) -> np.ndarray:
+def draw(shape=(3, 3, 4, 5), seed=0, deviation=0.4):
     """Weights of a normal distribution."""
     return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
-def uneven(
-    shape: Sequence[int] = (3, 3, 4, 5), seed: int = 0, deviations: Any = None
-) -> np.ndarray:
+def uneven(shape=(3, 3, 4, 5), seed=0, deviations=None):
     """Weights with far ones, whose channels have deviations of their own."""
     generator = np.random.default_rng(seed)
     deviations = generator.uniform(0.05, 1.0, shape[-1]) if deviations is None else deviations
     return (generator.standard_t(4, shape) * deviations).astype(np.float32)
 
 
-def large_draw(seed: int) -> list[np.ndarray]:
+def large_draw(seed):
     """Weights, activations and an upstream gradient of 65,536 values."""
     generator = np.random.default_rng(seed)
     return [generator.normal(0, size, (1024, 64)).astype(np.float32) for size in (0.5, 2.0, 1.0)]
 
 
-def tensor(values: Any, dtype: str | None = None) -> Any:
+def tensor(values, dtype=None):
     """Values as a tensor of the library, in their own type or another one."""
     n = namespace(np.zeros(1))
     return n.tensor(values) if dtype is None else n.cast(n.tensor(values), dtype)
 
 
-def array(values: Any) -> np.ndarray:
+def array(values):
     """A tensor as an array."""
     if BACKEND == "torch" and hasattr(values, "detach"):
         values = values.detach()
@@ -75,9 +71,7 @@ def array(values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
-def differentiated(
-    function: Callable[..., Any], mode: str = "eager"
-) -> Callable[..., list[np.ndarray]]:
+def differentiated(function, mode="eager"):
     """`function` in one of the ways of `MODES`, with its gradients.
 
     Returns:
@@ -87,7 +81,7 @@ def differentiated(
     run = {"tensorflow": _on_tensorflow, "jax": _on_jax, "torch": _on_torch}[BACKEND]
     compiled = run(function, mode)
 
-    def run_on_arrays(inputs: Sequence[Any], upstream: Any = None) -> list[np.ndarray]:
+    def run_on_arrays(inputs, upstream=None):
         tensors = [tensor(value) for value in inputs]
         seed = None if upstream is None else tensor(upstream)
         return [array(each) for each in compiled(tensors, seed)]
@@ -95,15 +89,13 @@ def differentiated(
     return run_on_arrays
 
 
-def value_and_gradients(
-    function: Callable[..., Any], inputs: Sequence[Any], upstream: Any = None, mode: str = "eager"
-) -> list[np.ndarray]:
+def value_and_gradients(function, inputs, upstream=None, mode="eager"):
     """The result of `differentiated`, called once."""
     return differentiated(function, mode)(inputs, upstream)
 
 
-def _on_tensorflow(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    def run(tensors: list[Any], upstream: Any) -> list[Any]:
+def _on_tensorflow(function, mode):
+    def run(tensors, upstream):
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             value = function(*tensors)
@@ -118,7 +110,7 @@ def _on_tensorflow(function: Callable[..., Any], mode: str) -> Callable[..., Any
     return tf.function(run, jit_compile=mode == "xla")
 
 
-def _plainly(run: Callable[..., Any], *arguments: Any) -> Any:
+def _plainly(run, *arguments):
     from sat_tf.core import on_keras, on_tensorflow
 
     with pytest.MonkeyPatch.context() as patch:
@@ -126,14 +118,14 @@ def _plainly(run: Callable[..., Any], *arguments: Any) -> Any:
         return run(*arguments)
 
 
-def _on_jax(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+def _on_jax(function, mode):
     import jax
     import jax.numpy as jnp
 
-    def run(tensors: list[Any], upstream: Any) -> list[Any]:
+    def run(tensors, upstream):
         is_input = [jnp.issubdtype(each.dtype, jnp.floating) for each in tensors]
 
-        def of_inputs(*inputs: Any) -> Any:
+        def of_inputs(*inputs):
             given = iter(inputs)
             pairs = zip(tensors, is_input, strict=True)
             return function(*(next(given) if floats else each for each, floats in pairs))
@@ -146,12 +138,12 @@ def _on_jax(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return jax.jit(run) if mode == "jit" else run
 
 
-def _on_torch(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+def _on_torch(function, mode):
     import torch
 
     del mode
 
-    def run(tensors: list[Any], upstream: Any) -> list[Any]:
+    def run(tensors, upstream):
         inputs = [each.requires_grad_() for each in tensors if each.dtype.is_floating_point]
         value = function(*tensors)
         seed = torch.ones_like(value) if upstream is None else upstream.to(value.dtype)

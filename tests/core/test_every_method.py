@@ -1,26 +1,39 @@
 """Facts that hold for every method, and for every library of tensors beneath them."""
 
+import functools
 import gc
+import math
 import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from sat_tf.core import asymmetric, dorefa, lsq
-from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, scaled_gradient, straight_through
+from sat_tf.core import asymmetric, dorefa, lsq, pact
+from sat_tf.core.gradients import (
+    STRAIGHT_THROUGH,
+    SURROGATES,
+    Surrogate,
+    scaled_gradient,
+    straight_through,
+)
+from sat_tf.core.grid import AUTOMATIC, GRIDS
 from sat_tf.core.tensors import is_tensor, namespace, sum_as
 from sat_tf.quantizers import l1
 from sat_tf.quantizers.methods.kmeans import KMeansQuantizer
 from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.methods.qil import QilQuantizer
-from tests.core.execution import BACKEND, MODES, NO_CODE, array, draw, tensor, value_and_gradients
-
-INTERVAL = {"interval_center": np.float32(0.3), "interval_distance": np.float32(0.2)}
-BASIS = np.float32([[0.2, 0.4]])
-
-
-def _ids(w):
-    return np.arange(np.prod(tuple(w.shape))).reshape(tuple(w.shape)) % 2
+from tests.core.execution import (
+    BACKEND,
+    LONG_MODES,
+    MODES,
+    NO_CODE,
+    array,
+    differentiated,
+    draw,
+    tensor,
+    value_and_gradients,
+)
 
 
 def _qil(w, center, distance, bits, surrogate=STRAIGHT_THROUGH):
@@ -31,80 +44,166 @@ def _qil(w, center, distance, bits, surrogate=STRAIGHT_THROUGH):
     return quantizer.quantized(w, interval, bits)
 
 
-def _codes(quantizer, w, variables):
+class Method(NamedTuple):
+    """A function of a tensor, of what it learns beside it, and of bits."""
+
+    function: Any
+    learnt: tuple[float, ...] = ()
+    fewest_bits: int = 1
+
+    def run(self, x, bits=4, upstream=None, mode="eager", **settings):
+        function = functools.partial(self.function, **settings)
+        inputs = [x, *map(np.float32, self.learnt)]
+        return value_and_gradients(lambda *each: function(*each, bits), inputs, upstream, mode)
+
+
+_offset = functools.partial(asymmetric.quantize_offset, lowest=-0.3)
+METHODS = {
+    "activation": Method(pact.quantize_activation, (2.7,)),
+    "stream": Method(pact.quantize_stream, (2.7,), 2),
+    "offset": Method(_offset, (2.0,)),
+    "skewed": Method(asymmetric.quantize_skewed, (2.7, 0.4), 2),
+    "dorefa": Method(dorefa.quantize_weights),
+    "l1": Method(functools.partial(l1.quantize_weights, grid="dorefa")),
+    "lsq": Method(lsq.quantize_weights, (0.7,), 2),
+    "lsq_plus": Method(lsq.quantize_with_offset, (0.5, -0.4)),
+    "qil": Method(_qil, (0.4, 0.3), 2),
+}
+BASIS = np.float32([[0.2, 0.4]])
+
+
+def _kmeans(w):
+    ids = np.arange(np.prod(tuple(w.shape))).reshape(tuple(w.shape)) % 2
+    return KMeansQuantizer(num_bits=1), {"cluster_ids": ids}
+
+
+def _codes(w, quantizer, variables):
     return quantizer.integer_weights(w, variables).codes
 
 
-FUNCTIONS = {
-    "dorefa": lambda w, bits=4: dorefa.quantize_weights(w, bits),
-    "l1": lambda w, bits=4: l1.quantize_weights(w, bits),
-    "kmeans": lambda w, bits=1: KMeansQuantizer(num_bits=bits)(w, False, {"cluster_ids": _ids(w)}),
-    "lq_nets": lambda w: LqNetsQuantizer(num_bits=2)(w, False, {"basis": BASIS}),
-    "lsq": lambda w, bits=4: lsq.quantize_weights(w, 1.0, bits),
-    "lsq_plus": lambda x, bits=4: lsq.quantize_with_offset(x, 1.0, -0.3, bits),
-    "qil": lambda w, bits=4: _qil(w, np.float32(1.0), np.float32(1.0), bits),
-    "offset": lambda x, bits=4: asymmetric.quantize_offset(x, 2.0, bits, lowest=-0.3),
-}
+INTERVAL = {"interval_center": np.float32(0.3), "interval_distance": np.float32(0.2)}
 CODES = {
     "dorefa": lambda w: dorefa.weight_codes(w, 4),
     "l1": lambda w: l1.weight_codes(w, 4),
-    "kmeans": lambda w: _codes(KMeansQuantizer(num_bits=1), w, {"cluster_ids": _ids(w)}),
-    "lq_nets": lambda w: _codes(LqNetsQuantizer(num_bits=2), w, {"basis": BASIS}),
+    "kmeans": lambda w: _codes(w, *_kmeans(w)),
+    "lq_nets": lambda w: _codes(w, LqNetsQuantizer(num_bits=2), {"basis": BASIS}),
     "lsq": lambda w: lsq.weight_codes(w, 0.5, 4),
-    "qil": lambda w: _codes(QilQuantizer(num_bits=4), w, INTERVAL),
+    "qil": lambda w: _codes(w, QilQuantizer(num_bits=4), INTERVAL),
 }
-# Functions of weights and of what they learn beside them.
-LEARNING = {
-    "l1": (l1.quantize_weights, []),
-    "lsq": (lsq.quantize_weights, [0.7]),
-    "qil": (_qil, [0.4, 0.3]),
-}
-SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0.3, -0.2])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_returns_the_type_it_got(name, dtype):
-    given = tensor(np.ones(3), dtype)
-    assert FUNCTIONS[name](given).dtype == given.dtype
+@pytest.mark.parametrize("mode", LONG_MODES)
+@pytest.mark.parametrize("name", METHODS)
+def test_half_precision_is_computed_in_float32(name, mode, dtype):
+    x, upstream = (tensor(draw(seed=seed, deviation=1.5), dtype) for seed in range(2))
+    value, by_x, *by_learnt = METHODS[name].run(x, 8, upstream, mode)
+    wide = tensor(x, "float32"), 8, tensor(upstream, "float32"), mode
+    expected, wanted, *of_learnt = METHODS[name].run(*wide)
+    assert value.dtype == by_x.dtype == array(x).dtype
+    np.testing.assert_array_equal(value, expected.astype(value.dtype))
+    np.testing.assert_array_equal(by_x, wanted.astype(value.dtype))
+    for found, each in zip(by_learnt, of_learnt, strict=True):
+        assert found.dtype == np.float32
+        assert found == pytest.approx(each, rel=1e-5)
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("name", LEARNING)
-def test_bits_may_be_a_tensor(name, bits):
-    if name != "l1" and bits == 1:
-        pytest.skip("there is no such method")
-    function, learnt = LEARNING[name]
-    settings = {"grid": "dorefa"} if name == "l1" else {}
-    fixed, free = (
-        value_and_gradients(
-            lambda *tensors, number=number: function(*tensors, number, **settings),
-            [draw(), *map(np.float32, learnt)],
-            draw(seed=1),
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_levels_that_follow_the_weights_have_the_type_they_got(dtype):
+    w = tensor(np.ones(3), dtype)
+    for quantizer, variables in (_kmeans(w), (LqNetsQuantizer(num_bits=2), {"basis": BASIS})):
+        assert quantizer(w, False, variables).dtype == w.dtype
+
+
+VARIANTS = {
+    "activation, pact": Method(functools.partial(pact.quantize_activation, gradient="pact"), (3,)),
+    "stream, pact": Method(functools.partial(pact.quantize_stream, gradient="pact"), (0.7,), 2),
+    **{
+        f"dorefa, {grid}": Method(
+            functools.partial(dorefa.quantize_weights, grid=grid),
+            fewest_bits=1 if grid in AUTOMATIC else GRIDS[grid].fewest_bits,
         )
-        for number in (bits, tensor(bits))
-    )
-    for one, other in zip(fixed, free, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5 if name == "qil" else 1e-6)
+        for grid in (*AUTOMATIC, *GRIDS)
+    },
+}
 
 
-@pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
-@pytest.mark.parametrize("name", LEARNING)
-def test_what_is_not_finite_harms_nothing_else(name, surrogate):
-    function, learnt = LEARNING[name]
-    value, *gradients = value_and_gradients(
-        lambda *tensors: function(*tensors, 4, surrogate=Surrogate(surrogate)),
-        [SPECIAL, *map(np.float32, learnt)],
-    )
-    assert np.isnan(value[0])
-    for found in (value[1:], *gradients):
+@pytest.mark.parametrize("mode", LONG_MODES)
+@pytest.mark.parametrize(
+    "name", [*METHODS, *(pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS)]
+)
+def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(name, mode):
+    method = (METHODS | VARIANTS)[name]
+    inputs = [draw(deviation=1.5), *map(np.float32, method.learnt)]
+    upstream, floating = draw(seed=1), differentiated(method.function, mode)
+    # Numbers in a graph are multiplied in another order, but for the methods of the paper.
+    rtol = 0.0 if name.startswith(("activation", "stream", "dorefa")) else 1e-5
+    for bits in range(method.fewest_bits, 9):
+        fixed = method.run(inputs[0], bits, upstream, mode)
+        of_tensor = floating([*inputs, (np.int32, np.int64)[bits % 2](bits)], upstream)
+        for found, expected in zip(of_tensor, fixed, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_function_rounds_the_same_with_any_surrogate(name):
+    x = draw((64, 4), 6, 1.0)
+    for surrogate in SURROGATES:
+        value, *_ = METHODS[name].run(x, surrogate=Surrogate(surrogate))
+        np.testing.assert_array_equal(value, METHODS[name].run(x)[0])
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("name", METHODS)
+def test_nan_stays_in_its_own_element(name, surrogate):
+    values = draw((16, 4), 7, 1.0)
+    values[3, 1] = np.nan
+    value, by_x, *by_learnt = METHODS[name].run(values, 3, surrogate=Surrogate(surrogate))
+    broken = np.isnan(values)
+    np.testing.assert_array_equal(np.isnan(value), broken)
+    for found in (by_x[~broken], *by_learnt):
         assert np.isfinite(found).all()
+
+
+# Upstream gradients of 7 and 14 at the ends, and by hand the ends and the gradients of what is
+# learnt: of a level α, of a skew, of a magnitude shared by 4, of a scale and its offset.
+ENDS = {
+    "activation": (pact.quantize_activation, 4, [2.0], [2.0, 0.0], [7.0]),
+    "stream": (pact.quantize_stream, 4, [2.0], [2.0, -2.0], [7.0 - 14.0]),
+    "activation, pact": (VARIANTS["activation, pact"].function, 4, [2.0], [2.0, 0.0], [7.0]),
+    "stream, pact": (VARIANTS["stream, pact"].function, 4, [2.0], [2.0, -2.0], [7.0 - 14.0]),
+    "offset": (
+        functools.partial(asymmetric.quantize_offset, lowest=-1.0),
+        *(3, [6.0], [6.0, -1.0], [(7 * 6 - 14) / 7]),
+    ),
+    "skewed": (
+        asymmetric.quantize_skewed,
+        *(3, [6.0, 5 / 6], [6.0, -1.0], [7 - 14 / 6, 6 * 14]),
+    ),
+    "lsq": (lsq.quantize_weights, 2, [1.0], [1.0, -2.0], [(7 - 14 * 2) / math.sqrt(4)]),
+    "lsq_plus": (lsq.quantize_with_offset, 3, [1.0, -1.2], [6.0, -1.0], [7 * 7, 7 + 14]),
+    "qil": (_qil, 3, [2.0, 1.0], [3.0, -3.0], [0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("mode", LONG_MODES)
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("name", ENDS)
+def test_infinities_are_clipped_and_nan_adds_nothing(name, surrogate, mode):
+    function, bits, learnt, ends, expected = ENDS[name]
+    x, upstream = np.float32([np.inf, -np.inf, np.nan, 0.5]), np.float32([7.0, 14.0, 5.0, 0.0])
+    value, by_x, *by_learnt = Method(function, learnt).run(
+        x, bits, upstream, mode, surrogate=Surrogate(surrogate)
+    )
+    np.testing.assert_allclose(value[:3], [*ends, np.nan], rtol=1e-6)
+    np.testing.assert_array_equal(by_x, np.zeros(4))
+    assert [float(each) for each in by_learnt] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", CODES)
 def test_nan_has_no_code(name):
     with pytest.raises(NO_CODE, match="NaN has no integer code"):
-        array(CODES[name](SPECIAL))
+        array(CODES[name](np.float32([np.nan, np.inf, -np.inf, 0.3, -0.2])))
 
 
 EVERY_KIND = np.float32([-np.inf, -1.0, 0.0, 2.0, np.inf, np.nan])

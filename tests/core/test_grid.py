@@ -8,7 +8,6 @@ from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import grid as grids
 from sat_tf.core.grid import AUTOMATIC, GRIDS, find_grid
-from sat_tf.core.tensors import namespace
 from tests import reference
 from tests.core.execution import MODES, array, tensor, value_and_gradients
 
@@ -118,14 +117,6 @@ def test_rounding_is_to_a_nearest_integer(x):
     assert (abs(rounded.astype(np.float64) - x) <= 0.5 + 2.0**-11).all()
 
 
-SPECIAL = np.float32([-np.inf, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf, np.nan])
-
-
-def test_clipping_keeps_nan():
-    found = array(namespace(SPECIAL).clip(tensor(SPECIAL), -1.0, 2.0))
-    np.testing.assert_array_equal(found, [-1, -1, -0.5, 0.5, 1.5, 2, 2, np.nan])
-
-
 @pytest.mark.parametrize("name", [*AUTOMATIC, *GRIDS])
 @pytest.mark.parametrize("number", [grids.levels, grids.divisor, grids.middle])
 def test_numbers_of_bits_in_a_tensor_are_those_of_the_bits(name, number):
@@ -133,20 +124,3 @@ def test_numbers_of_bits_in_a_tensor_are_those_of_the_bits(name, number):
     bits = np.arange(fewest, 9, dtype=np.int32)
     found = array(number(tensor(bits), name))
     assert found.tolist() == [number(int(each), name) for each in bits]
-
-
-@pytest.mark.parametrize("name", GRIDS)
-@pytest.mark.parametrize("bits", [2, 3, 8])
-def test_integers_of_a_grid_go_from_0_to_its_top(name, bits):
-    values = np.linspace(-2.5, 2.5, 1001, dtype=np.float32)
-    maximum = tensor(np.float32(2.0))
-    units = array(grids.grid_units(tensor(values), maximum, bits, name))
-    divisor, top, offset, _ = reference.GRIDS[name]
-    position = divisor(bits) * (np.float64(values) / 2.0 + 1.0) / 2.0
-    expected = np.clip(np.floor(position + offset), 0, top(bits))
-    clear = reference.distance_from_tie(position, name) > 1e-4
-    np.testing.assert_array_equal(units[clear], expected[clear])
-    assert set(units) == set(range(top(bits) + 1))
-    special = tensor(np.float32([-np.inf, np.inf, np.nan]))
-    found = array(grids.grid_units(special, maximum, bits, name))
-    np.testing.assert_array_equal(found, [0, top(bits), np.nan])

@@ -1,3 +1,4 @@
+import collections
 import functools
 
 import numpy as np
@@ -210,53 +211,49 @@ FAMILIES = [
 ]
 
 
+def _gradients(name, policy):
+    """The gradients of one step of a quantized network, by the names of its variables."""
+    keras.utils.set_random_seed(0)
+    model = build(name, image_size=32, num_classes=10)
+    quantized = sat_tf.quantize_model(model, getattr(sat_tf.BitPolicy, policy)(4))
+    variables = quantized.trainable_variables
+
+    @tf.function
+    def step(images):
+        with tf.GradientTape() as tape:
+            logits = quantized(images, training=True)
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits([1, 5, 2, 7], logits)
+        return tape.gradient(loss, variables)
+
+    gradients = step(40.0 * _draw(4, 32, 32, 3) + 120.0)
+    return {
+        each.name: gradient.numpy() for each, gradient in zip(variables, gradients, strict=True)
+    }
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "policy", "expected"), FAMILIES)
 def test_gradients_of_clipping_levels_are_those_of_the_direct_form(
     name, policy, expected, monkeypatch
 ):
-    known = [0, 0]
+    known = collections.Counter()
 
-    def counted(place, of, tensor, upstream):
+    def counted(of, tensor, upstream):
         found = of(tensor, upstream)
-        known[place] += found is not None
+        known[of.__name__] += found is not None
         return found
 
-    def gradients():
-        keras.utils.set_random_seed(0)
-        model = build(name, image_size=32, num_classes=10)
-        quantized = sat_tf.quantize_model(model, getattr(sat_tf.BitPolicy, policy)(4))
-        images, classes = 40.0 * _draw(4, 32, 32, 3) + 120.0, tf.constant([1, 5, 2, 7])
-
-        @tf.function
-        def step(images):
-            with tf.GradientTape() as tape:
-                logits = quantized(images, training=True)
-                loss = tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits)
-            return tape.gradient(loss, quantized.trainable_variables)
-
-        return {
-            variable.name: gradient.numpy()
-            for variable, gradient in zip(quantized.trainable_variables, step(images), strict=True)
-        }
-
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            on_tensorflow, "sum_by_readers", functools.partial(counted, 0, sum_by_readers)
-        )
-        patch.setattr(
-            on_tensorflow,
-            "sum_by_normalization",
-            functools.partial(counted, 1, sum_by_normalization),
-        )
-        found = gradients()
-    monkeypatch.setattr(on_tensorflow, "sum_by_readers", lambda y, upstream: None)
-    monkeypatch.setattr(on_tensorflow, "sum_by_normalization", lambda y, upstream: None)
-    direct = gradients()
+    both = (sum_by_readers, sum_by_normalization)
+    for of in both:
+        monkeypatch.setattr(on_tensorflow, of.__name__, functools.partial(counted, of))
+    found = _gradients(name, policy)
+    for of in both:
+        monkeypatch.setattr(on_tensorflow, of.__name__, lambda y, upstream: None)
+    direct = _gradients(name, policy)
     for variable, gradient in direct.items():
         if "clipping_level" not in variable:
             np.testing.assert_array_equal(found[variable], gradient)
     levels = [variable for variable in direct if "clipping_level" in variable]
     ours, theirs = (np.array([of[level] for level in levels]) for of in (found, direct))
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
-    assert tuple(known) == expected
+    assert (known["sum_by_readers"], known["sum_by_normalization"]) == expected

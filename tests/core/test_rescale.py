@@ -78,14 +78,6 @@ def test_the_factor_is_that_of_the_reference_and_carries_no_gradient(method, mod
     assert not latent_gradient.any()
 
 
-@pytest.mark.parametrize("method", RESCALINGS)
-def test_all_zero_weights_stay_zero(method):
-    zeros = np.zeros([3, 3, 2, 2], np.float32)
-    latent = np.ones([3, 3, 2, 2], np.float32)
-    assert array(dorefa.rescale_factor(zeros, 18, method, latent)) == 1.0
-    assert not array(_rescaled(zeros, 18, method, latent)).any()
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_weights_are_rescaled_in_float32(dtype):
     # 2^-12 squared is below float16's smallest number.
@@ -111,6 +103,7 @@ def test_the_factor_is_positive_and_finite_whatever_the_latent_weights(method, w
     for latent in ([0.0, 0.0], [np.nan, np.inf], [1e-30, 1e30]):
         factor = dorefa.rescale_factor(weights, 2, method, latent)
         assert 0.0 < factor < np.inf
+        assert weights == [1.0, -1.0] or factor == 1.0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -136,22 +129,12 @@ def test_the_gradient_without_size_includes_that_of_the_constant(mode):
     assert abs(np.sum(found * weights)) < 1e-5
 
 
-def test_weights_of_zero_and_nan_have_a_gradient_without_size():
-    for weights in (np.zeros(3, np.float32), np.array([np.nan, 1.0, 2.0], np.float32)):
-        _, found = value_and_gradients(dorefa.without_size, [weights])
-        assert np.isfinite(found).all()
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_without_size_have_no_gradient_along_them(mode):
-    weights, upstream = np.float32([3.0, 4.0]), np.float32([1.0, 0.0])
-    value, gradient = value_and_gradients(dorefa.without_size, [weights], upstream, mode)
-    assert value.tolist() == [3.0, 4.0]
-    np.testing.assert_allclose(gradient, [0.64, -0.48], rtol=1e-6)
-    special = np.float32([3.0, 4.0, np.nan, np.inf])
+    weights = np.float32([3.0, 4.0, np.nan, np.inf])
     upstream = np.float32([1.0, 0.0, 2.0, 5.0])
-    value, gradient = value_and_gradients(dorefa.without_size, [special], upstream, mode)
-    np.testing.assert_array_equal(value, special)
+    value, gradient = value_and_gradients(dorefa.without_size, [weights], upstream, mode)
+    np.testing.assert_array_equal(value, weights)
     np.testing.assert_allclose(gradient, [0.64, -0.48, 2.0, 5.0], rtol=1e-6)
     _, gradient = value_and_gradients(dorefa.without_size, [np.zeros(4, np.float32)], upstream)
     np.testing.assert_array_equal(gradient, upstream)

@@ -56,22 +56,15 @@ KERNELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How the codes that one operation makes of Keras's tensors differ from Keras's own.
+    """How the codes that one operation makes of Keras's tensors differ from Keras's own."""
 
-    Attributes:
-        tensor: which tensor it makes.
-        rounded: whether Keras has these codes too; else it has the values before rounding.
-        units: of each channel of a linear operation, the output codes of one unit of its integer
-            sum: rounding the bias may cost half of it. 0 where there is no sum.
-        largest: the largest difference in each channel, in codes.
-        share: of each channel's codes that differ.
-    """
-
-    tensor: str
-    rounded: bool
+    tensor: str  # The tensor that it makes.
+    rounded: bool  # Keras has these codes too; else it has the values before rounding.
+    # For each channel of a linear operation, the output codes of one unit of its integer sum:
+    # rounding the bias may cost half of it. 0 where there is no sum.
     units: np.ndarray
-    largest: np.ndarray
-    share: np.ndarray
+    largest: np.ndarray  # The largest difference in each channel, in codes.
+    share: np.ndarray  # The share of each channel's codes that differ.
 
     def beyond(self, codes: int) -> dict[int, int]:
         """Channels that differ by more codes, or by more than a unit that is worth more."""

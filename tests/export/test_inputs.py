@@ -41,9 +41,9 @@ MODELS = {"dense": (_dense, FEATURES), "conv1d": (_conv1d, SOUND.reshape(256, 40
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, tmp_path):
+def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, path):
     make, values = MODELS[name]
-    model, path = make(), tmp_path / "model.tflite"
+    model = make()
     quantized = calibrated(model, BitPolicy.mobile(8, input_type=kind), values)
     report, certificate = proved(quantized, path, values)
     assert (report.operators["QUANTIZE"], report.operators["DEQUANTIZE"]) == (1, 1)
@@ -186,12 +186,12 @@ def test_values_between_pixels_are_said_in_report_and_certificate(path):
     assert certificate.warnings == report.warnings
 
 
-def test_a_model_that_was_never_fed_anything_is_exported_with_a_warning(tmp_path):
+def test_a_model_that_was_never_fed_anything_is_exported_with_a_warning(path):
     model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    report = sat_tf.export_tflite(model, path)
     assert any("nothing was seen of what the model is fed" in one for one in report.warnings)
     sat_tf.calibrate(model, range_of((0, 1)).fed(PICTURES))
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    report = sat_tf.export_tflite(model, path)
     assert not any("nothing was seen" in one for one in report.warnings)
 
 
@@ -246,8 +246,8 @@ def _of_file(path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, tmp_path):
-    path, ids = tmp_path / "net.tflite", IDS.astype(dtype)
+def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, path):
+    ids = IDS.astype(dtype)
     model = _of_ids(dtype)
     quantized, report = _written(model, ids, path)
     (taken,), run = _of_file(path)
@@ -279,15 +279,14 @@ def test_a_proof_kit_of_ids_compares_what_is_behind_the_embedding(tmp_path):
         ("int64", lambda ids: tf.math.floormod(ids * 1000003, VOCABULARY)),
     ],
 )
-def test_what_only_prepares_ids_is_left_float_too(dtype, prepared, tmp_path):
-    path, ids = tmp_path / "net.tflite", IDS.astype(dtype)
+def test_what_only_prepares_ids_is_left_float_too(dtype, prepared, path):
+    ids = IDS.astype(dtype)
     model = _of_ids(dtype, prepared)
     _written(model, ids, path)
     assert _difference(model, _of_file(path)[1], ids) < 0.03
 
 
-def test_ids_beside_an_image_keep_their_type_and_the_image_its_pixels(tmp_path):
-    path = tmp_path / "net.tflite"
+def test_ids_beside_an_image_keep_their_type_and_the_image_its_pixels(path):
     keras.utils.set_random_seed(3)
     image = keras.Input((8, 8, 1), name="image")
     ids = keras.Input((6,), dtype="int32", name="ids")
@@ -317,8 +316,7 @@ def test_ids_beside_an_image_keep_their_type_and_the_image_its_pixels(tmp_path):
     ],
     ids=["lstm", "norm"],
 )
-def test_real_numbers_for_layers_left_float_stay_as_they_are(first, tmp_path):
-    path = tmp_path / "net.tflite"
+def test_real_numbers_for_layers_left_float_stay_as_they_are(first, path):
     values = np.random.default_rng(3).normal(0.0, 30.0, (64, 6, 4)).astype(np.float32)
     values[:, 0] *= 1000.0  # of which codes for all would leave nothing else
     read = keras.Input((6, 4), name="read")
@@ -343,8 +341,7 @@ WAVES = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
 @pytest.mark.parametrize(
     "size", [L.Lambda(lambda z: tf.abs(z), name="size"), tf.abs], ids=["layer", "operation"]
 )
-def test_complex_numbers_between_layers_left_float_keep_their_imaginary_part(size, tmp_path):
-    path = tmp_path / "net.tflite"
+def test_complex_numbers_between_layers_left_float_keep_their_imaginary_part(size, path):
     model = _of_waves(lambda z: L.Dense(3)(L.Flatten()(L.Dense(8, activation="relu")(size(z)))))
     quantized, report = _written(model, WAVES, path)
     assert report.float_layers[0].startswith("stft + ")

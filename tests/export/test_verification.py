@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -19,17 +18,16 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.top_k import top_hits
-from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.export.lowering.packing import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
-from tests.export.proofs import keras_tensors, stored
+from tests.export.proofs import calibrated, keras_tensors, stored
 from tests.export.zoo import images_for
 
+DEEP = pytest.param("quantized", marks=pytest.mark.thorough)  # a network of 52 layers
 
-# A network of 52 layers beside a small one.
-@pytest.fixture(
-    scope="module", params=["small", pytest.param("quantized", marks=pytest.mark.thorough)]
-)
+
+@pytest.fixture(scope="module", params=["small", DEEP])
 def model(request):
     return request.getfixturevalue(request.param)
 
@@ -100,7 +98,7 @@ def test_the_codes_of_the_trained_model_are_counted(model, certificate, pixels):
 
 @pytest.mark.thorough
 def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
-    with_float_streams, images, tmp_path, monkeypatch
+    with_float_streams, images, path, monkeypatch
 ):
     def wrong(graph, batch, given):
         tensors = simulate(graph, batch, given)
@@ -108,9 +106,9 @@ def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
         tensors[name] = np.full_like(tensors[name], np.nan)
         return tensors
 
-    sat_tf.export_tflite(with_float_streams, tmp_path / "model.tflite")
+    sat_tf.export_tflite(with_float_streams, path)
     monkeypatch.setattr(comparison, "simulate", wrong)
-    found = sat_tf.verify_tflite(with_float_streams, tmp_path / "model.tflite", images[:2])
+    found = sat_tf.verify_tflite(with_float_streams, path, images[:2])
     assert found.runtimes["xnnpack"].largest_float_difference == np.inf
 
 
@@ -129,22 +127,15 @@ def test_one_wrong_integer_is_counted(small, small_file, small_images, monkeypat
     assert [t.name for t in found.tensors if t.codes_differing] == [name]
 
 
-def test_a_float_head_reads_the_real_values_of_a_requantized_stream(tmp_path):
-    model = keras.Sequential(
-        [
-            keras.layers.Input((6, 6, 3)),
-            keras.layers.Conv2D(4, 3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(5),
-        ]
-    )
-    policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
+def test_a_float_head_reads_the_real_values_of_a_requantized_stream(path):
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.Flatten(), keras.layers.Dense(5)]
+    model = keras.Sequential([keras.layers.Input((6, 6, 3)), *layers])
     images = np.random.default_rng(0).integers(0, 256, (16, 6, 6, 3)).astype(np.uint8)
-    quantized = sat_tf.quantize_model(model, policy)
-    sat_tf.calibrate(quantized, images)
-    sat_tf.export_tflite(quantized, tmp_path / "model.tflite", float_head=True)
+    policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
+    quantized = calibrated(model, policy, images)
+    sat_tf.export_tflite(quantized, path, float_head=True)
     expected = quantized(images.astype(np.float32)).numpy()
-    file = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False)
+    file = Runtime(path.read_bytes(), keep_tensors=False)
     # The first layer's bias is an integer in the file.
     np.testing.assert_allclose(file.run(images), expected, atol=0.02 * np.abs(expected).max())
 
@@ -153,9 +144,8 @@ def test_a_float_head_reads_the_real_values_of_a_requantized_stream(tmp_path):
 def alone(small_file, small_images, tmp_path_factory):
     path = tmp_path_factory.mktemp("proof") / "certificate.json"
     labels = np.arange(len(small_images)) % 4
-    return verify_file(
-        small_file, small_images, labels, certificate_path=path, runtimes=("builtin", "reference")
-    ), path
+    options = {"certificate_path": path, "runtimes": ("builtin", "reference")}
+    return verify_file(small_file, small_images, labels, **options), path
 
 
 def test_a_file_is_proved_without_its_model_as_with_it(alone, small, small_file, small_images):
@@ -163,9 +153,8 @@ def test_a_file_is_proved_without_its_model_as_with_it(alone, small, small_file,
     both = sat_tf.verify_tflite(small, small_file, small_images)
     assert alone.codes_differing == both.codes_differing == 0
     assert alone.codes_compared == both.codes_compared > 0
-    assert [(t.name, t.sha256, t.counts) for t in alone.codes] == [
-        (t.name, t.sha256, t.counts) for t in both.codes
-    ]
+    codes = [[(t.name, t.sha256, t.counts) for t in each.codes] for each in (alone, both)]
+    assert codes[0] == codes[1]
     assert (alone.reference, both.reference) == ("simulation", "keras")
     assert (alone.trained, alone.to_dict()["trained_differing"]) == ([], None)
 
@@ -254,16 +243,15 @@ def expected(small_file, small_images, labels):
 def test_shares_are_those_of_one_interpreter(
     function, processes, small_file, small_images, labels, expected
 ):
-    found = function(
-        small_file, small_images, labels, top=(1, 2, 4), processes=processes, progress=False
-    )
+    settings = {"top": (1, 2, 4), "processes": processes, "progress": False}
+    found = function(small_file, small_images, labels, **settings)
     assert found.top == expected
     assert (found.num_images, found.not_finite, found.processes) == (32, 0, processes)
 
 
-def test_a_data_set_of_batches_gives_the_same(small_file, small_images, labels, expected):
+def test_batches_and_a_path_as_text_give_the_same(small_file, small_images, labels, expected):
     batches = tf.data.Dataset.from_tensor_slices((small_images, labels)).batch(20)
-    found = evaluate_tflite(small_file, batches, top=(1, 2, 4), processes=2, progress=True)
+    found = evaluate_tflite(str(small_file), batches, top=(1, 2, 4), processes=2, progress=True)
     assert found.top == expected
 
 
@@ -287,8 +275,3 @@ def test_outputs_that_are_not_finite_are_counted_and_wrong(
     monkeypatch.setattr(evaluate, "_outputs", lambda *_: iter(batches))
     found = evaluate_tflite(small_file, small_images, labels, top=(1, 2))
     assert (found.num_images, found.not_finite, found.top) == (4, 2, {1: 0.25, 2: 0.5})
-
-
-def test_paths_may_be_strings(small_file: pathlib.Path, small_images, labels, expected):
-    found = evaluate_tflite(str(small_file), small_images, labels, top=[1], progress=False)
-    assert found.top[1] == expected[1]

@@ -39,31 +39,20 @@ def depthwise(size=3, **settings) -> keras.layers.Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Specimen:
-    """A model of the zoo.
+    """A model of the zoo."""
 
-    Attributes:
-        build: makes the float model.
-        policy: how it is quantized.
-        float_head: exported with a float head.
-        calibrated: whether clipping levels, statistics and ranges come from images.
-        annotated: the model is annotated by hand.
-        change: what is done to the quantized model before it is exported.
-        combines_many: whether a sum or a product is of more than two tensors.
-        differing: share of a tensor's codes that may differ from Keras, as biases are integers.
-        largest: by how many codes they may differ.
-        functions: the layers that are computed in float32.
-    """
-
-    build: Callable[[], keras.Model]
+    build: Callable[[], keras.Model]  # Makes the float model.
     policy: BitPolicy = dataclasses.field(default_factory=lambda: BitPolicy.mobile(4))
-    float_head: bool = False
-    calibrated: bool = True
-    annotated: bool = False
-    change: Callable[[keras.Model], None] = lambda model: None
-    differing: float = 0.02
-    combines_many: bool = False
-    largest: int = 1
-    functions: tuple[str, ...] = ()
+    float_head: bool = False  # Exported with a float head.
+    calibrated: bool = True  # Clipping levels, statistics and ranges come from images.
+    annotated: bool = False  # The model is annotated by hand.
+    change: Callable[[keras.Model], None] = lambda model: None  # Changes the quantized model.
+    differing: float = (
+        0.02  # The share of a tensor's codes that may differ, by biases.
+    )
+    combines_many: bool = False  # A sum or a product is of more than two tensors.
+    largest: int = 1  # By how many codes they may differ.
+    functions: tuple[str, ...] = ()  # The layers that are computed in float32.
 
     def quantized(self) -> keras.Model:
         """The model as it is exported."""
@@ -76,9 +65,8 @@ class Specimen:
         else:
             model = sat_tf.quantize_model(model, self.policy)
         if self.calibrated:
-            sat_tf.calibrate(
-                model, self.policy.range_of(model.input_names[0]).fed(images_for(model))
-            )
+            input_range = self.policy.range_of(model.input_names[0])
+            sat_tf.calibrate(model, input_range.fed(images_for(model)))
         self.change(model)
         return model
 
@@ -160,6 +148,10 @@ def head(classes: int = 4) -> list[keras.layers.Layer]:
     return [layers.GlobalAveragePooling2D(), Dense(classes)]
 
 
+def flat_head(classes: int = 3) -> list[keras.layers.Layer]:
+    return [layers.Flatten(), Dense(classes)]
+
+
 def windows(
     shape: tuple[int, ...], size: int, stride: int, dilation: int = 1
 ) -> Callable[[], keras.Model]:
@@ -178,26 +170,18 @@ def windows(
 
 
 def dilated_depthwise() -> keras.Model:
-    return chain(
-        (14, 15, 3),
-        *block(depthwise((5, 3), dilation_rate=2), depthwise(3, dilation_rate=3, padding="valid")),
-        layers.Flatten(),
-        Dense(3),
-    )
+    narrow = depthwise(3, dilation_rate=3, padding="valid")
+    return chain((14, 15, 3), *block(depthwise((5, 3), dilation_rate=2), narrow), *flat_head())
 
 
 def depth_multiplier() -> keras.Model:
-    return chain(
-        (9, 9, 3),
-        *block(depthwise(depth_multiplier=2), depthwise(depth_multiplier=3, strides=2)),
-        *block(convolution(5, 1)),
-        *head(),
-    )
+    wide = [depthwise(depth_multiplier=2), depthwise(depth_multiplier=3, strides=2)]
+    return chain((9, 9, 3), *block(*wide, convolution(5, 1)), *head())
 
 
 def depth_multiplier_of_one_channel() -> keras.Model:
     first = layers.DepthwiseConv2D(3, depth_multiplier=6, strides=2, activation="relu")
-    return chain((9, 10, 1), first, layers.Flatten(), Dense(3))
+    return chain((9, 10, 1), first, *flat_head())
 
 
 def separable() -> keras.Model:
@@ -465,8 +449,7 @@ ZOO: dict[str, Specimen] = {
             layers.MaxPooling2D((3, 2), (1, 2), "same"),
             *block(convolution(7, (4, 2), dilation_rate=(1, 3))),
             layers.AveragePooling2D((1, 3), (2, 1)),
-            layers.Flatten(),
-            Dense(3),
+            *flat_head(),
         )
     ),
     "depth_multiplier": Specimen(depth_multiplier),
@@ -496,8 +479,7 @@ ZOO: dict[str, Specimen] = {
             layers.Conv2D(6, 3, activation="relu"),
             layers.DepthwiseConv2D(3, activation="relu"),
             layers.Conv2D(6, 1, activation=keras.activations.relu),
-            layers.Flatten(),
-            Dense(3),
+            *flat_head(),
         )
     ),
     "normalizations_alone": Specimen(
@@ -629,8 +611,7 @@ ZOO: dict[str, Specimen] = {
             layers.AveragePooling2D((3, 1), 1),
             layers.AveragePooling2D(1, 2, "same"),
             convolution(6, 1),
-            layers.Flatten(),
-            Dense(3),
+            *flat_head(),
         )
     ),
     "padded_average_pooling": Specimen(
@@ -644,8 +625,7 @@ ZOO: dict[str, Specimen] = {
             convolution(8, 1),
             normalization(),
             layers.AveragePooling2D((2, 3), 2, "same"),
-            layers.Flatten(),
-            Dense(3),
+            *flat_head(),
         ),
         _REQUANTIZED,
     ),
@@ -656,8 +636,7 @@ ZOO: dict[str, Specimen] = {
             layers.AveragePooling2D(3, 2, "same"),
             layers.AveragePooling2D(2),
             convolution(6, 1),
-            layers.Flatten(),
-            Dense(3),
+            *flat_head(),
         ),
         BitPolicy.paper(4),
     ),
@@ -666,14 +645,11 @@ ZOO: dict[str, Specimen] = {
         # An end like that of VGG: dense layers with biases, rectifiers and dropout.
         lambda: chain(
             (8, 8, 3),
-            layers.Conv2D(6, 3, padding="same", activation="relu"),
-            layers.Conv2D(6, 3, padding="same", activation="relu"),
+            *(layers.Conv2D(6, 3, padding="same", activation="relu") for _ in range(2)),
             layers.MaxPooling2D(),
             layers.Flatten(),
-            Dense(16, activation="relu"),
-            layers.Dropout(0.5),
-            Dense(16, activation="relu"),
-            layers.Dropout(0.5),
+            *(Dense(16, activation="relu"), layers.Dropout(0.5)),
+            *(Dense(16, activation="relu"), layers.Dropout(0.5)),
             Dense(5),
         )
     ),

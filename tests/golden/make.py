@@ -8,9 +8,9 @@ is mostly zeros, so the files are packed.
 import functools
 import gzip
 import pathlib
+import shutil
 import sys
 import tempfile
-import zipfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -89,29 +89,8 @@ def unpack(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return whole
 
 
-def _pack_zip(saved: pathlib.Path, path: pathlib.Path) -> None:
-    """The same archive, compressed: Keras stores its parts as they are, and reads both."""
-    with (
-        zipfile.ZipFile(saved) as plain,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in plain.namelist():
-            packed.writestr(name, plain.read(name))
-
-
-def _pack_file(saved: pathlib.Path, path: pathlib.Path) -> None:
-    path.with_suffix(".h5.gz").write_bytes(gzip.compress(saved.read_bytes(), mtime=0))
-
-
-SUFFIXES = {".keras": _pack_zip, ".h5": _pack_file}
-
-
 def main(names: Sequence[str]) -> None:
-    """Writes files of the present format.
-
-    Args:
-        names: of policies.
-    """
+    """Writes files of the present format, of the policies with these names."""
     for name in names:
         model, images = trained(POLICIES[name])
         expected = model(images).numpy()
@@ -120,10 +99,14 @@ def main(names: Sequence[str]) -> None:
         np.testing.assert_allclose(compiled, expected, rtol=1e-5, atol=1e-5)
         path = FOLDER / f"format{FORMAT}_{name}"
         with tempfile.TemporaryDirectory() as folder:
-            for suffix, pack in SUFFIXES.items():
-                saved = pathlib.Path(folder) / f"model{suffix}"
-                without_optimizer(model).save(saved)
-                pack(saved, path.with_suffix(suffix))
+            for suffix in (".keras", ".h5"):
+                without_optimizer(model).save(f"{folder}/model{suffix}")
+            # The same archive, compressed: Keras stores its parts as they are, and reads both.
+            shutil.unpack_archive(f"{folder}/model.keras", f"{folder}/parts", "zip")
+            shutil.make_archive(f"{folder}/packed", "zip", f"{folder}/parts")
+            shutil.copy(f"{folder}/packed.zip", path.with_suffix(".keras"))
+            whole = pathlib.Path(folder, "model.h5").read_bytes()
+            path.with_suffix(".h5.gz").write_bytes(gzip.compress(whole, mtime=0))
         values = {f"weight{index}": value for index, value in enumerate(model.get_weights())}
         np.savez_compressed(path.with_suffix(".npz"), images=images, expected=expected, **values)
 

@@ -81,29 +81,18 @@ def saved(tmp_path_factory):
 
 def _copy(saved, name, folder) -> pathlib.Path:
     copy = shutil.copytree if (saved / name).is_dir() else shutil.copy
-    copy(saved / name, folder / name)
-    return folder / name
+    return copy(saved / name, folder / name)
 
 
 def _with_mark(change):
     """An editor of every mark in a text of JSON; `change` gets the layer's configuration."""
 
-    def walk(value):
-        if isinstance(value, dict):
-            if "saved_by" in value:
-                change(value)
-            for inner in value.values():
-                walk(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                walk(inner)
+    def changed(config):
+        if "saved_by" in config:
+            change(config)
+        return config
 
-    def edit(text):
-        values = json.loads(text)
-        walk(values)
-        return json.dumps(values)
-
-    return edit
+    return lambda text: json.dumps(json.loads(text, object_hook=changed))
 
 
 @pytest.mark.thorough

@@ -66,25 +66,13 @@ ACTIVATIONS = {
     "unknown": (tf.sin, ["TensorFlowOperation"]),
     "must_be_run": (_with_its_own_gradient, ["Activation"]),
 }
+# Layers, the arguments in front of the activation, and the layers that they become.
 WITH_ACTIVATIONS = {
-    "Conv2D": (lambda given: L.Conv2D(4, 3, activation=given, name="it"), ["Conv2D"]),
-    "DepthwiseConv2D": (
-        lambda given: L.DepthwiseConv2D(3, activation=given, name="it"),
-        ["DepthwiseConv2D"],
-    ),
-    "SeparableConv2D": (
-        lambda given: L.SeparableConv2D(4, 3, activation=given, name="it"),
-        ["DepthwiseConv2D", "Conv2D"],
-    ),
-    "Conv2DTranspose": (
-        lambda given: L.Conv2DTranspose(4, 3, activation=given, name="it"),
-        ["Conv2DTranspose"],
-    ),
-    "Dense": (lambda given: L.Dense(4, activation=given, name="it"), ["Dense"]),
-    "TimeDistributed": (
-        lambda given: L.TimeDistributed(L.Dense(4, activation=given), name="it"),
-        ["Dense"],
-    ),
+    L.Conv2D: ((4, 3), ["Conv2D"]),
+    L.DepthwiseConv2D: ((3,), ["DepthwiseConv2D"]),
+    L.SeparableConv2D: ((4, 3), ["DepthwiseConv2D", "Conv2D"]),
+    L.Conv2DTranspose: ((4, 3), ["Conv2DTranspose"]),
+    L.Dense: ((4,), ["Dense"]),
 }
 
 
@@ -108,12 +96,16 @@ def test_an_activation_that_is_code_of_the_users_becomes_layers(name):
     assert again is made
 
 
-@pytest.mark.parametrize("name", WITH_ACTIVATIONS)
+@pytest.mark.parametrize("kind", [*WITH_ACTIVATIONS, L.TimeDistributed])
 @pytest.mark.parametrize("activation", ["lambda", "layer"])
-def test_every_layer_with_an_activation_takes_one_of_the_users(name, activation):
-    layer, expected = WITH_ACTIVATIONS[name]
+def test_every_layer_with_an_activation_takes_one_of_the_users(kind, activation):
+    arguments, expected = WITH_ACTIVATIONS.get(kind, WITH_ACTIVATIONS[L.Dense])
     given, behind = ACTIVATIONS[activation]
-    model = keras.Sequential([L.Input((6, 6, 3)), layer(given)])
+    if kind is L.TimeDistributed:
+        layer = kind(L.Dense(4, activation=given), name="it")
+    else:
+        layer = kind(*arguments, activation=given, name="it")
+    model = keras.Sequential([L.Input((6, 6, 3)), layer])
     assert _rewritten(model)[1] == [*expected, *behind]
     assert sat_tf.quantize_model(model, 8).get_layer("quant_it") is not None
 
@@ -131,11 +123,9 @@ def test_the_regularizer_of_what_a_layer_makes_is_behind_its_activation(activati
     model = keras.Sequential([L.Input((5,)), dense])
     made, _ = _rewritten(model)
     images = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
-    losses = []
     for one in (model, made):
         one(images)
-        losses.append(float(sum(one.losses)))
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    np.testing.assert_allclose(sum(made.losses), sum(model.losses), rtol=1e-6)
 
 
 # These layers act on all steps of a TimeDistributed at once, on sequences of vectors of 4.
@@ -195,13 +185,8 @@ def test_the_outer_layer_keeps_its_name_where_two_would_have_one():
 
 def test_layers_without_weights_are_one_for_each_call():
     found = flattened(nested_models.shared())
-    assert [name for name in found.origins if found.origins[name] in ("relu", "mix")] == [
-        "relu",
-        "relu_2",
-        "mix",
-        "mix_activation",
-        "mix_activation_2",
-    ]
+    names = [name for name, origin in found.origins.items() if origin in ("relu", "mix")]
+    assert names == ["relu", "relu_2", "mix", "mix_activation", "mix_activation_2"]
     nodes = [node.name for node in Network(found.model)]
     assert {"conv", "conv@2", "norm@2", "mix@2", "plain@2"} <= set(nodes)
 
@@ -258,16 +243,11 @@ def test_the_mean_of_an_adapted_normalization_is_kept():
     np.testing.assert_array_equal(flatten(model)(images), model(images))
 
 
+SLOW = ("nested_in_a_sequential", "partly_normalized", "shared_backbone")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "nested",
-        "shared",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("nested_in_a_sequential", "partly_normalized", "shared_backbone")
-        ),
-    ],
+    "name", ["nested", "shared", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_a_quantized_model_keeps_the_function(name):
     model, images = nested_models.MODELS[name](), nested_models.images()

@@ -30,28 +30,12 @@ from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantiz
 L = keras.layers
 
 LAYERS = [
-    L.Activation("sigmoid"),
-    L.Activation("hard_sigmoid"),
-    L.Activation("tanh"),
-    L.Activation("softsign"),
-    L.Activation("softplus"),
-    L.Activation("exponential"),
-    L.Activation("elu"),
-    L.Activation("selu"),
-    L.Activation("swish"),
-    L.Activation(tf.nn.silu),
-    L.Activation("gelu"),
-    L.Activation(gelu_by_tanh),
-    L.Activation("mish"),
-    L.Activation(absolute),
+    *map(L.Activation, ("sigmoid", "hard_sigmoid", "tanh", "softsign", "softplus", "exponential")),
+    *map(L.Activation, ("elu", "selu", "swish", tf.nn.silu, "gelu", gelu_by_tanh, "mish")),
     *(Clip(*ends) for ends in ((-1.0, 1.0), (-2.0, 3.0), (0.25, 1.0), (0.5, 4.0), (-0.5, None))),
-    *(L.Activation(f) for f in (celu, hard_silu, hard_tanh, relu6_sigmoid, squareplus)),
-    L.Activation(tf.nn.leaky_relu),
-    L.LeakyReLU(0.3),
-    L.LeakyReLU(0.0),
-    L.ELU(0.7),
-    L.ReLU(negative_slope=0.1),
-    L.ReLU(threshold=1.0),
+    *map(L.Activation, (celu, hard_silu, hard_tanh, relu6_sigmoid, squareplus, absolute)),
+    *(L.Activation(tf.nn.leaky_relu), L.LeakyReLU(0.3), L.LeakyReLU(0.0), L.ELU(0.7)),
+    *(L.ReLU(negative_slope=0.1), L.ReLU(threshold=1.0)),
 ]
 
 
@@ -95,19 +79,17 @@ def test_a_softmax_is_between_0_and_1_and_no_table():
         assert not layer_kinds.works_on_each_value(layer)
 
 
-@pytest.mark.parametrize("function", [hard_shrink, log_sigmoid, soft_shrink, tanh_shrink])
-def test_functions_of_one_value_without_a_lowest_one_are_streams(function):
-    layer = L.Activation(function)
+@pytest.mark.parametrize(
+    ("layer", "on_each_value"),
+    [
+        *((L.Activation(f), True) for f in (hard_shrink, log_sigmoid, soft_shrink, tanh_shrink)),
+        *((layer, False) for layer in (L.PReLU(), L.LayerNormalization())),
+    ],
+)
+def test_functions_without_a_lowest_value_are_streams(layer, on_each_value):
     assert layer_kinds.role_of(layer) is Role.FUNCTION
     assert layer_kinds.reach_of(layer) == asymmetric.UNKNOWN
-    assert layer_kinds.works_on_each_value(layer)
-
-
-@pytest.mark.parametrize("layer", [L.PReLU(), L.LayerNormalization()])
-def test_of_layers_with_weights_nothing_is_known(layer):
-    assert layer_kinds.role_of(layer) is Role.FUNCTION
-    assert layer_kinds.reach_of(layer) == asymmetric.UNKNOWN
-    assert not layer_kinds.works_on_each_value(layer)
+    assert layer_kinds.works_on_each_value(layer) == on_each_value
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "area", "nearest"])
@@ -142,14 +124,10 @@ def test_a_gate_and_a_mean_keep_the_range_of_a_function():
             assert quantizer.lowest == lowest
 
 
-def test_what_a_gate_multiplies_can_be_negative_without_a_bound():
-    found = _quantizers_of_a_gated("linear")
-    assert isinstance(found["gated"], StreamQuantizer)
-    assert isinstance(found["pool"], StreamQuantizer)
-
-
-def test_a_gated_tanh_keeps_a_clipping_level():
-    assert isinstance(_quantizers_of_a_gated("tanh")["gated"], StreamQuantizer)
+def test_what_a_gate_multiplies_keeps_a_clipping_level_where_it_has_no_lowest_value():
+    quantizers = _quantizers_of_a_gated("linear")
+    found = quantizers["gated"], quantizers["pool"], _quantizers_of_a_gated("tanh")["gated"]
+    assert all(isinstance(quantizer, StreamQuantizer) for quantizer in found)
 
 
 NPU = PROCESSORS["ethos-u55"]

@@ -47,10 +47,7 @@ def test_fan_out_is_what_a_lone_input_reaches(layer, inputs):
     image[(0, *(size // 2 for size in inputs[:-1]), 1)] = 1.0
     reached = int(np.count_nonzero(layer(image)))
     assert layer_kinds.fan_out(layer) == reached
-
-
-def test_a_layer_without_a_kernel_reaches_nothing():
-    assert layer_kinds.fan_out(L.ReLU()) == 0
+    assert layer_kinds.fan_out(L.ReLU()) == 0  # it has no kernel
 
 
 SHAPES = {"images": (6, 3, 3, 4), "vectors": (6, 4), "one pixel": (1, 1, 1, 4)}
@@ -129,8 +126,7 @@ LAYERS = {
 
 
 def _model(*front):
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = image
+    image = tensor = keras.Input((8, 8, 3), name="image")
     for layer in front:
         tensor = layer(tensor)
     tensor = L.Conv2D(4, 3, padding="same", name="conv")(tensor)
@@ -166,12 +162,8 @@ def test_a_plain_factor_gets_no_codes_of_its_own():
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
     assert quantized.get_layer("quant_rescaling").quantize_config.output is None
     # The first convolution reads pixels, not a re-quantized tensor.
-    assert [layer.name for layer in quantized.layers][:4] == [
-        "image",
-        "quant_image_image",
-        "quant_rescaling",
-        "quant_conv",
-    ]
+    names = [layer.name for layer in quantized.layers]
+    assert names[:4] == ["image", "quant_image_image", "quant_rescaling", "quant_conv"]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +229,7 @@ REQUIRED = {
     "equation": "ab,bc->ac", "output_shape": 4, "bin_boundaries": [0.0, 1.0], "values": [1.0],
     "height_factor": 0.1, "width_factor": 0.1, "num_tokens": 4, "size": 2, "low": 0.0, "high": 1.0,
 }  # fmt: skip
-OF_KERAS = sorted(
-    (kind for kind in KINDS if kind.__module__.startswith("tf_keras")),
-    key=lambda kind: kind.__name__,
-)
+OF_KERAS = [kind for kind in KINDS if kind.__module__.startswith("tf_keras")]
 
 
 def _other_values(kind):

@@ -12,12 +12,6 @@ from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
 
 
-def _pruned():
-    model = float_models.build("without_normalization")
-    schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0, frequency=1)
-    return tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=schedule)
-
-
 def test_an_annotated_model_is_no_wrapped_one():
     annotated = tfmot.quantization.keras.quantize_annotate_model(float_models.build("plain"))
     scheme = sat_tf.SatQuantizeScheme(BitPolicy())
@@ -26,14 +20,12 @@ def test_an_annotated_model_is_no_wrapped_one():
 
 @pytest.fixture(scope="module")
 def stripped():
-    pruned = _pruned()
+    model = float_models.build("without_normalization")
+    schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0, frequency=1)
+    pruned = tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=schedule)
     pruned.compile(keras.optimizers.SGD(0.0), "mse")  # as if training had ended
-    pruned.fit(
-        float_models.images(8),
-        np.zeros((8, 5)),
-        verbose=0,
-        callbacks=[tfmot.sparsity.keras.UpdatePruningStep()],
-    )
+    step = tfmot.sparsity.keras.UpdatePruningStep()
+    pruned.fit(float_models.images(8), np.zeros((8, 5)), verbose=0, callbacks=[step])
     model = tfmot.sparsity.keras.strip_pruning(pruned)
     assert np.mean(model.get_layer("b").kernel.numpy() == 0.0) == 0.5
     return model
@@ -62,19 +54,16 @@ def test_pruned_weights_have_code_0_on_the_narrow_grid(bits, weight_range, strip
         warnings.simplefilter("error")
         quantized = sat_tf.quantize_model(stripped, policy)
     for name in ("a", "b", "classifier"):
-        kernel, layer = (
-            stripped.get_layer(name).kernel.numpy(),
-            quantized.get_layer(f"quant_{name}"),
-        )
+        kernel = stripped.get_layer(name).kernel.numpy()
+        layer = quantized.get_layer(f"quant_{name}")
         assert np.all(_codes(layer)[kernel == 0.0] == 0)
         assert np.all(layer.effective_kernel().numpy()[kernel == 0.0] == 0.0)
 
 
 @pytest.mark.thorough
 def test_pruned_weights_stay_at_code_0_while_a_mask_is_kept(stripped):
-    quantized = sat_tf.quantize_model(
-        stripped, BitPolicy.mobile(4, weight_grid="narrow", input_max=1.0)
-    )
+    policy = BitPolicy.mobile(4, weight_grid="narrow", input_max=1.0)
+    quantized = sat_tf.quantize_model(stripped, policy)
     layers = [quantized.get_layer(f"quant_{name}") for name in ("a", "b", "classifier")]
     kernels = [layer.layer.kernel for layer in layers]
     masks = [tf.cast(kernel != 0.0, tf.float32) for kernel in kernels]

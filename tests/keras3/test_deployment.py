@@ -1,5 +1,8 @@
 """Keras 3 models on their way to a phone."""
 
+import pathlib
+import sys
+
 import keras as keras3
 import numpy as np
 import pytest
@@ -10,6 +13,10 @@ from sat_tf.commands import main
 from tests.export.proofs import proved
 from tests.keras3 import models
 from tests.keras3.models import digits_network
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+
+import keras3_applications
 
 L = keras3.layers
 
@@ -80,3 +87,19 @@ def test_a_quantized_file_of_keras_3_is_exported(tmp_path, capsys):
     sat_tf.quantize_model(digits_network(), 4).save(path)
     assert main.main(["export", str(path)]) == 0
     assert (tmp_path / "quantized.tflite").is_file()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name == "MobileNet" else pytest.mark.slow)
+        for name in keras3_applications.FAMILIES
+    ],
+)
+def test_a_network_of_keras_trains_a_step_and_no_code_of_its_file_differs(name):
+    row = keras3_applications.make_row(name)
+    assert float(row["largest difference of a layer"]) <= 1e-5
+    assert row["loss is finite"]
+    assert row["codes compared"] > 1000
+    assert row["codes differing"] == 0

@@ -20,12 +20,6 @@ def _images(shape=(3, 8, 8, 3)):
     return np.random.default_rng(7).uniform(0, 255, shape).astype(np.float32)
 
 
-def _error(model, **options):
-    with pytest.raises(ValueError, match=r".") as caught:
-        sat_tf.from_keras3(model, **options)
-    return str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def classifier():
     """A Keras 3 model, the converted one, and the proof; nothing changes them."""
@@ -126,30 +120,22 @@ def test_an_open_image_size_stays_open():
     assert converted.input_shape == (None, None, None, 3)
 
 
-class Twice(L.Layer):
-    def __init__(self, factor=2.0, **options):
-        super().__init__(**options)
-        self.factor = factor
+def _twice(base):
+    class Twice(base):
+        def __init__(self, factor=2.0, **options):
+            super().__init__(**options)
+            self.factor = factor
 
-    def call(self, inputs):
-        return inputs * self.factor
+        def call(self, inputs):
+            return inputs * self.factor
 
-    def get_config(self):
-        return {**super().get_config(), "factor": self.factor}
+        def get_config(self):
+            return {**super().get_config(), "factor": self.factor}
 
-
-class TwiceInKeras2(keras.layers.Layer):
-    def __init__(self, factor=2.0, **options):
-        super().__init__(**options)
-        self.factor = factor
-
-    def call(self, inputs):
-        return inputs * self.factor
+    return Twice
 
 
-class Thrice(TwiceInKeras2):
-    def call(self, inputs):
-        return inputs * 3.0
+Twice, TwiceInKeras2 = map(_twice, (L.Layer, keras.layers.Layer))
 
 
 def test_layers_of_ones_own_come_over_with_their_class():
@@ -172,13 +158,14 @@ def test_the_first_layer_that_differs_is_named(monkeypatch):
     from sat_tf.graph.layers import activations
 
     monkeypatch.setitem(activations.OF_KERAS3, "hard_sigmoid", "hard_sigmoid")
-    message = _error(models.classifier())
-    assert "separable: received a SeparableConv2D whose output differs in tf_keras by" in message
+    with pytest.raises(ValueError, match="separable: received a SeparableConv2D whose output diff"):
+        sat_tf.from_keras3(models.classifier())
 
 
 def test_a_layer_in_a_nested_model_is_named_with_the_model(monkeypatch):
     monkeypatch.setattr(keras.layers.BatchNormalization, "call", lambda self, x, training=None: x)
-    assert "backbone/inner_bn: received a BatchNormalization" in _error(models.structures())
+    with pytest.raises(ValueError, match="backbone/inner_bn: received a BatchNormalization"):
+        sat_tf.from_keras3(models.structures())
 
 
 def test_a_wrong_layer_is_not_hidden_by_a_softmax(monkeypatch):
@@ -189,7 +176,8 @@ def test_a_wrong_layer_is_not_hidden_by_a_softmax(monkeypatch):
     monkeypatch.setattr(
         keras.layers.GlobalAveragePooling2D, "call", lambda self, x: tf.reduce_max(x, [1, 2])
     )
-    assert "pool: received a GlobalAveragePooling2D" in _error(keras3.Model(image, x))
+    with pytest.raises(ValueError, match="pool: received a GlobalAveragePooling2D"):
+        sat_tf.from_keras3(keras3.Model(image, x))
 
 
 def test_a_class_of_keras_3_is_said_to_be_lost():
@@ -197,11 +185,9 @@ def test_a_class_of_keras_3_is_said_to_be_lost():
         def train_step(self, *args, **kwargs):
             return super().train_step(*args, **kwargs)
 
-    image = keras3.Input((8, 8, 3), name="image")
-    tensor = keras3.layers.Conv2D(4, 3, activation="relu", name="conv")(image)
-    tensor = keras3.layers.Dense(2, name="head")(keras3.layers.Flatten(name="flat")(tensor))
+    image = keras3.Input((4,), name="image")
     with pytest.warns(UserWarning, match="class Mine, .*without the methods .*with tf_keras"):
-        sat_tf.from_keras3(Mine(image, tensor))
+        sat_tf.from_keras3(Mine(image, L.Dense(2, name="head")(image)))
 
 
 def test_the_name_of_a_file_of_keras_3_changes_nothing(tmp_path):

@@ -1,5 +1,5 @@
+import concurrent.futures
 import json
-import threading
 
 import keras
 import numpy as np
@@ -144,15 +144,9 @@ def test_threads_do_not_see_the_stand_ins_of_each_other():
     layer = quantized_convolution()
     x = images(2, 6, 6, 3)
     expected = numpy(layer(x))
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(numpy(layer(x)))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    for one in found:
-        np.testing.assert_array_equal(one, expected)
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: numpy(layer(x)), range(8)))
+    np.testing.assert_array_equal(found, np.stack([expected] * 8))
     assert layer.layer.activation is keras.activations.relu
 
 

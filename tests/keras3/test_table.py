@@ -1,4 +1,7 @@
-"""What becomes of each layer of Keras 3, and of each function of `keras.ops`: see `table`."""
+"""What becomes of each layer of Keras 3, and of each function of `keras.ops`: see `table.txt`."""
+
+import pathlib
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -9,31 +12,72 @@ from sat_tf.graph import layer_kinds
 from sat_tf.keras3.call_graph import Keras3Graph
 from sat_tf.keras3.incoming import translated
 from sat_tf.qat.configs import PlacementError
-from tests.keras3 import table
 
 L, ops = keras.layers, keras.ops
-CALLS = {**table.LAYERS, **table.OPERATIONS}
-INTEGER = table.INTEGER_LAYERS | table.INTEGER_OPERATIONS
-PLACED = [name for name in CALLS if name not in {*table.REFUSED, *table.NOT_BUILT}]
+FLOAT = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
+# What the lines of the table name beside Keras.
+SHAPES = {
+    "image": (8, 8, 4),
+    "rows": (8, 4),
+    "numbers": (8,),
+    "matrix": (4, 4),
+    "sound": (256,),
+    "volume": (4, 4, 4, 2),
+    "picture": (16, 16, 3),
+    "ids": ((8,), "int32"),
+}
+
+
+def kernel(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+CORNERS = np.float32([[[0, 0], [0, 7], [7, 0], [7, 7]]])
+NAMES = {"L": L, "ops": ops, "np": np, "kernel": kernel, "corners": CORNERS}
+
+
+class Row(NamedTuple):
+    shapes: str
+    call: str
+    becomes: str
+    reason: str
+
+
+def _rows():
+    for line in pathlib.Path(__file__).with_name("table.txt").read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            name, shapes, call, becomes = (column.strip() for column in line.split("|"))
+            yield name, Row(shapes, call, *becomes.partition(": ")[::2])
+
+
+TABLE = dict(_rows())
+
+
+def _that_become(*kinds):
+    return [name for name, row in TABLE.items() if row.becomes in kinds]
+
+
+PLACED = _that_become("integer", "float", "gone")
 # One of each kind, for every day.
 SOME = [
     *("AdaptiveAveragePooling2D", "Conv2D", "GroupQueryAttention", "MixUp", "RMSNormalization"),
     *("RandomCrop", "einsum", "top_k", "relu", "stop_gradient", "flip"),
 ]
-FLOAT = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
 
 
 def _model(names):
     """A model of calls side by side, and the names of the operations of each."""
     inputs, outputs, operations = {}, [], {}
     for name in names:
-        given, call = CALLS[name]
-        kinds = [(kind, "float32") if kind[1:] not in _TYPES else kind for kind in given]
         tensors = []
-        for place, (shape, dtype) in enumerate(kinds):
-            key = (shape, dtype, place)
-            tensors.append(inputs.setdefault(key, keras.Input(shape, dtype=dtype)))
-        made = [one for one in keras.tree.flatten(call(*tensors)) if hasattr(one, "shape")]
+        for place, given in enumerate(TABLE[name].shapes.split(";")):
+            kind = eval(given, SHAPES)
+            shape, dtype = kind if kind[1:] in _TYPES else (kind, "float32")
+            tensors.append(
+                inputs.setdefault((shape, dtype, place), keras.Input(shape, dtype=dtype))
+            )
+        outcome = eval(TABLE[name].call, {**NAMES, **dict(zip("xyzw", tensors, strict=False))})
+        made = [one for one in keras.tree.flatten(outcome) if hasattr(one, "shape")]
         calls = Keras3Graph(keras.Model(tensors, made)).calls
         operations[name] = [one.operation.name for one in calls]
         outputs += made
@@ -82,29 +126,26 @@ def test_each_function_and_layer_of_this_keras_is_in_the_table():
     ]
     functions = [name for name, function in vars(ops).items() if callable(function)]
     functions += [name for name, function in vars(ops.image).items() if callable(function)]
-    known = {name.removeprefix("image.") for name in CALLS} | table.NOT_CALLED
-    assert sorted({*layers, *functions} - known - table.WITHOUT_TENSORS) == []
+    known = {name.removeprefix("image.") for name in TABLE}
+    assert sorted({*layers, *functions} - known) == []
 
 
 def test_each_activation_is_a_function_of_keras_ops():
     names = {name for name, function in vars(keras.activations).items() if callable(function)}
     others = names - {"deserialize", "get", "serialize", "linear", "exponential", "mish"}
-    assert others - set(table.OPERATIONS) == set()
+    assert others - set(TABLE) == set()
 
 
 def test_some_are_integer_some_float_on_request():
-    expected = {name for name in SOME if name not in INTEGER | table.GONE}
-    assert _left_float(SOME) == expected
-    assert {name for name in ("MixUp", "RandomCrop", "Conv2D") if _is_gone(name)} == {
-        "MixUp",
-        "RandomCrop",
-    }
+    assert _left_float(SOME) == {name for name in SOME if name in _that_become("float")}
+    gone = [name for name in ("MixUp", "RandomCrop", "Conv2D") if _is_gone(name)]
+    assert gone == ["MixUp", "RandomCrop"]
 
 
 @pytest.mark.thorough
 def test_all_are_integer_or_float_on_request_or_gone():
-    assert _left_float(PLACED) == {name for name in PLACED if name not in INTEGER | table.GONE}
-    assert not [name for name in table.AUGMENTATION if not _is_gone(name)]
+    assert _left_float(PLACED) == set(_that_become("float"))
+    assert not [name for name in _that_become("gone") if not _is_gone(name)]
 
 
 @pytest.mark.thorough
@@ -119,13 +160,13 @@ def test_what_is_no_integer_stays_float(part):
         name
         if name in ("map", "JaxLayer", "unfold")
         else pytest.param(name, marks=pytest.mark.thorough)
-        for name in sorted(table.REFUSED)
+        for name in _that_become("refused")
     ],
 )
 def test_what_is_refused_has_a_reason_of_its_own(name):
     if name == "JaxLayer":
         pytest.importorskip("jax")
-    with pytest.raises(ValueError, match=table.REFUSED[name]):
+    with pytest.raises(ValueError, match=TABLE[name].reason):
         sat_tf.quantize_model(_model([name])[0], FLOAT)
 
 

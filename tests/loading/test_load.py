@@ -92,9 +92,9 @@ def test_a_file_of_two_formats_is_loaded_as_the_one_that_was_checked(tmp_path):
     both = (tmp_path / "good.h5").read_bytes() + (tmp_path / "bad.keras").read_bytes()
     (tmp_path / "both.keras").write_bytes(both)
     assert zipfile.is_zipfile(tmp_path / "both.keras")
-    assert [layer.name for layer in load_model(tmp_path / "both.keras").layers] == [
-        layer.name for layer in small().layers
-    ]
+    models = load_model(tmp_path / "both.keras"), small()
+    names, expected = ([layer.name for layer in model.layers] for model in models)
+    assert names == expected
     assert not marker.exists()
 
 
@@ -114,16 +114,14 @@ def _function(module, name, registered_name=None):
 
 
 _MARKER = {"class_name": "Marker", "module": "marker_module", "registered_name": "Marker"}
+_CORE_LAMBDA = "keras.src.layers.core.lambda_layer"
 _ACTIVATION = {"class_name": "Activation", "module": "keras.layers"}
 _LAMBDA = {"class_name": "__lambda__", "config": {"value": ["4w==", None, None]}}
 _TYPE = {"class_name": "__typespec__", "spec_name": "run", "module": "marker_module"}
 _NAMED = {
     "a class": _MARKER,
     "a class that is not registered": {**_MARKER, "registered_name": None},
-    "a lambda by its registered name": {
-        "module": "keras.src.layers.core.lambda_layer",
-        "registered_name": "Lambda",
-    },
+    "a lambda by its registered name": {"module": _CORE_LAMBDA, "registered_name": "Lambda"},
     "a lambda": {**_ACTIVATION, "settings": {"activation": _LAMBDA}},
     "a function": {**_ACTIVATION, "settings": {"activation": _function("marker_module", "run")}},
     "a builtin": {**_ACTIVATION, "settings": {"activation": _function("builtins", "eval")}},
@@ -145,27 +143,18 @@ def test_what_a_file_names_is_not_imported(good, name, changes, tmp_path, monkey
 
 
 _WRITES = {"function": "io.write_file", "arguments": [[{"tensor": 0}], {}]}
+# Class names with registered names, and modules where there are any.
 _NAMED_TWICE = {
-    "an operation as a slice": {
-        "class_name": "sat_tf>Operation",
-        "registered_name": "sat_tf>Slice",
-    },
-    "a slice as an operation": {
-        "class_name": "sat_tf>Slice",
-        "registered_name": "sat_tf>Operation",
-    },
-    "an operation": {"class_name": "sat_tf>Operation"},
-    "a value as an operation": {"class_name": "TensorShape", "registered_name": "sat_tf>Operation"},
-    "a lookup as an operation": {
-        "class_name": "StringLookup",
-        "module": "keras.layers",
-        "registered_name": "sat_tf>Operation",
-    },
-    "a lambda as a slice": {"class_name": "Lambda", "registered_name": "sat_tf>Slice"},
-    "a slice as a lambda": {"class_name": "sat_tf>Slice", "registered_name": "Lambda"},
-    "a value of a module": {"class_name": "TensorShape", "module": "marker_module"},
-    "a lookup of a module": {"class_name": "IntegerLookup", "module": "marker_module"},
-    "a layer as a slice": {"class_name": "Dense", "registered_name": "sat_tf>Slice"},
+    "an operation as a slice": ("sat_tf>Operation", "sat_tf>Slice"),
+    "a slice as an operation": ("sat_tf>Slice", "sat_tf>Operation"),
+    "an operation": ("sat_tf>Operation", None),
+    "a value as an operation": ("TensorShape", "sat_tf>Operation"),
+    "a lookup as an operation": ("StringLookup", "sat_tf>Operation", "keras.layers"),
+    "a lambda as a slice": ("Lambda", "sat_tf>Slice"),
+    "a slice as a lambda": ("sat_tf>Slice", "Lambda"),
+    "a value of a module": ("TensorShape", None, "marker_module"),
+    "a lookup of a module": ("IntegerLookup", None, "marker_module"),
+    "a layer as a slice": ("Dense", "sat_tf>Slice"),
 }
 
 
@@ -175,8 +164,9 @@ _NAMED_TWICE = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_name_of_a_part_is_checked(good, name, names, key):
     path = good(name)
-    part = {**_NAMED_TWICE[names], "config": dict(_WRITES)}
-    _changed(path, "head", settings={key: part})
+    fields = zip(("class_name", "registered_name", "module"), _NAMED_TWICE[names], strict=False)
+    part = {field: value for field, value in fields if value}
+    _changed(path, "head", settings={key: {**part, "config": dict(_WRITES)}})
     with pytest.raises(UntrustedModelError, match=r"head: .*--trust_model"):
         load_model(path)
 
@@ -306,13 +296,6 @@ def _function_of(layer):
 # -- the order of layers ---------------------------------------------------------------------------
 
 
-def _saved(model, path, change):
-    model.save(path)
-    config = config_of(path)
-    change(config)
-    return with_config(path, config)
-
-
 def _functional(name):
     start = keras.Input((4, 4, 4))
     return keras.Model(start, L.Conv2D(4, 1)(L.ReLU()(start)), name=name)
@@ -345,11 +328,11 @@ def test_whatever_can_be_ordered_is_loaded(name, tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
-def test_the_order_in_the_file_is_free(tmp_path):
-    path = _saved(
-        small(), tmp_path / "m.keras", lambda config: config["config"]["layers"].reverse()
-    )
-    assert load_model(path).count_params() == small().count_params()
+def test_the_order_in_the_file_is_free(good):
+    path = good()
+    config = config_of(path)
+    config["config"]["layers"].reverse()
+    assert load_model(with_config(path, config)).count_params() == small().count_params()
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -362,30 +345,25 @@ def _write(path, version, config):
     return path
 
 
+def _write_hdf5(path, version, **attributes):
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"keras_version": version, **attributes})
+    return path
+
+
 def test_the_version_tells_keras_3_from_keras_2(tmp_path):
-    assert is_keras3_file(_write(tmp_path / "3.keras", "3.15.1", {}))
-    assert is_keras3_file(_write(tmp_path / "4.keras", "4.0", {}))
-    assert not is_keras3_file(_write(tmp_path / "2.keras", "2.21.0", {}))
-    assert not is_keras3_file(_write(tmp_path / "none.keras", "", {}))
-
-
-def test_hdf5_files_are_told_apart_too(tmp_path):
-    for name, version in (("3.h5", "3.15.1"), ("2.h5", "2.21.0")):
-        with h5py.File(tmp_path / name, "w") as file:
-            file.attrs["keras_version"] = version
-            file.attrs["model_config"] = json.dumps({"class_name": "Functional"})
-    assert is_keras3_file(tmp_path / "3.h5")
-    assert not is_keras3_file(tmp_path / "2.h5")
-    with h5py.File(tmp_path / "weights.h5", "w") as file:
-        file.attrs["keras_version"] = "3.15.1"
-    assert read_model_file(tmp_path / "weights.h5") is None
+    model = {"model_config": json.dumps({"class_name": "Functional"})}
+    for version, expected in (("3.15.1", True), ("4.0", True), ("2.21.0", False), ("", False)):
+        assert is_keras3_file(_write(tmp_path / "m.keras", version, {})) == expected
+        assert is_keras3_file(_write_hdf5(tmp_path / "m.h5", version, **model)) == expected
 
 
 def test_what_is_no_keras_file_is_none(tmp_path):
     (tmp_path / "text.keras").write_text("text")
+    _write_hdf5(tmp_path / "weights.h5", "3.15.1")
     with zipfile.ZipFile(tmp_path / "other.keras", "w") as archive:
         archive.writestr("readme", "text")
-    for path in ("text.keras", "other.keras", "missing.keras", "."):
+    for path in ("text.keras", "other.keras", "weights.h5", "missing.keras", "."):
         assert read_model_file(tmp_path / path) is None
         assert not is_keras3_file(tmp_path / path)
 

@@ -252,12 +252,8 @@ def test_problems_stand_with_their_layers_and_the_others_are_planned():
     plan = sat_tf.explain(with_odd_activation(), BitPolicy.mobile(4))
     assert plan["odd_activation"].fate is Fate.PROBLEM
     assert f"odd_activation: {plan['odd_activation'].problems[0]}" == plan.problems[0]
-    assert plan["odd"].weights.bits == 4
-    assert plan["second"].weights.bits == 4
-    assert plan["first"].weights.bits == 8
-
-
-def test_an_override_of_no_layer_leaves_the_other_layers_their_plan():
+    assert [plan[name].weights.bits for name in ("first", "odd", "second")] == [8, 4, 4]
+    # An override of no layer leaves all layers their plan.
     model = float_models.build("mobile_block")
     policy = BitPolicy(overrides={"nothing": {"weight_bits": 2}})
     plan, usual = sat_tf.explain(model, policy), sat_tf.explain(model, BitPolicy())
@@ -265,12 +261,15 @@ def test_an_override_of_no_layer_leaves_the_other_layers_their_plan():
     assert plan.rows == usual.rows
 
 
-def test_a_model_without_linear_layers_has_a_plan_with_a_problem():
+def test_a_model_without_linear_layers_or_with_an_input_without_axes_has_a_plan():
     image = keras.Input((8, 8, 3), name="image")
     plan = sat_tf.explain(keras.Model(image, L.ReLU(name="relu")(image)))
     assert "whose weights can be quantized" in plan.problems[0]
     assert [row.name for row in plan.rows] == ["image", "relu"]
     assert plan["relu"].export is Export.REFUSED
+    number = keras.Input((), name="number")
+    plan = sat_tf.explain(keras.Model(number, L.Dense(2)(L.Reshape((1,))(number))))
+    assert "a shape of () is no picture's" in plan.inputs[0]
 
 
 def test_an_image_size_reaches_models_inside_and_leaves_losses_refused():
@@ -280,12 +279,6 @@ def test_an_image_size_reaches_models_inside_and_leaves_losses_refused():
     assert sat_tf.explain(model, image_size=6)["in/c"].multiply_adds == 4 * 4 * 4 * 27
     model.add_loss(keras.backend.sum(model.output))
     assert "a loss of its own" in sat_tf.explain(model, image_size=6).problems[0]
-
-
-def test_an_input_without_axes_has_a_plan():
-    number = keras.Input((), name="number")
-    plan = sat_tf.explain(keras.Model(number, L.Dense(2)(L.Reshape((1,))(number))))
-    assert "a shape of () is no picture's" in plan.inputs[0]
 
 
 def test_open_image_sizes_make_multiply_adds_unknown():
@@ -299,23 +292,13 @@ def test_open_image_sizes_make_multiply_adds_unknown():
     assert sized["a"].shape == (6, 8, 4)
 
 
-def test_an_integer_is_explained_as_the_mobile_policy():
-    model = convolutions()
-    assert str(sat_tf.explain(model, 4)) == str(sat_tf.explain(model, BitPolicy.mobile(4)))
-
-
-def test_a_quantized_model_is_explained_as_requantize_makes_it():
+def test_a_quantized_model_is_explained_as_requantize_makes_it_or_by_its_own_policy():
     quantized = sat_tf.quantize_model(convolutions(), BitPolicy.mobile(4))
-    policy = BitPolicy.mobile(2)
-    assert_followed(sat_tf.explain(quantized, policy), sat_tf.requantize(quantized, policy))
-
-
-def test_a_quantized_model_is_explained_by_its_own_policy_while_that_is_known():
-    quantized = sat_tf.quantize_model(convolutions(), BitPolicy.mobile(4))
-    own, given = sat_tf.explain(quantized), sat_tf.explain(quantized, BitPolicy.mobile(4))
+    fewer = sat_tf.requantize(quantized, BitPolicy.mobile(2))
+    assert_followed(sat_tf.explain(quantized, BitPolicy.mobile(2)), fewer)
+    own, given = sat_tf.explain(quantized), sat_tf.explain(quantized, 4)
     assert own.policy == given.policy
     assert str(own) == str(given)
-    fewer = sat_tf.requantize(quantized, BitPolicy.mobile(2))
     assert sat_tf.explain(fewer).policy.weight_bits == 2
 
 
@@ -470,32 +453,18 @@ def test_both_calls_of_a_shared_layer_have_rows_and_one_has_the_weights():
     assert 100 < one.bytes - other.bytes < 144
 
 
-def test_rows_have_the_names_on_the_way_to_a_nested_layer():
+def test_every_layer_of_models_inside_every_input_output_and_operation_has_a_row():
     plan = sat_tf.explain(nested_models.nested(), POLICY)
     assert {"backbone/conv", "backbone/block/conv", "conv"} <= {row.name for row in plan.rows}
-
-
-def test_every_input_and_output_has_a_row():
     plan = sat_tf.explain(_several(), POLICY)
     for name in ("left", "right"):
         assert plan[name].kind == "InputLayer"
         assert plan[f"{name}_image"].operators == ("QUANTIZE",)
     assert plan["classifier"].observed
     assert plan["mask"].observed
-
-
-def test_operations_have_rows_of_the_layers_that_they_become():
-    plan = sat_tf.explain(_operations(), POLICY)
-    kinds = [row.kind for row in plan.rows]
-    assert kinds.count("Scaling") == 3
-    assert kinds.count("Slice") == 1
-
-
-def test_swish_has_a_row_of_its_own_with_a_table_of_codes():
-    plan = sat_tf.explain(_swish(), POLICY)
-    # It reads the codes of the convolution's output as they are.
-    assert plan["conv_swish"].operators == ("CAST", "ADD", "GATHER")
-
-
-def test_multiply_adds_of_a_transposed_convolution_are_those_of_its_input():
+    kinds = [row.kind for row in sat_tf.explain(_operations(), POLICY).rows]
+    assert (kinds.count("Scaling"), kinds.count("Slice")) == (3, 1)
+    # A swish is a table, which reads the codes of the convolution's output as they are.
+    assert sat_tf.explain(_swish(), POLICY)["conv_swish"].operators == ("CAST", "ADD", "GATHER")
+    # Each input of a transposed convolution is multiplied by the whole kernel.
     assert sat_tf.explain(_transposed(), POLICY)["up"].multiply_adds == 4 * 4 * 9 * 4 * 4

@@ -46,9 +46,17 @@ def test_the_bytes_are_those_of_the_file(name, pack, tmp_path):
     assert found == exported(model, policy, tmp_path / "model.tflite", pack)
 
 
-@pytest.mark.parametrize("pack", ["none", "int2"])
-def test_packings_are_those_of_the_file(pack, tmp_path):
-    policy = BitPolicy.mobile(2, weight_grid="rounded", **EVERYWHERE)
+# Two packings; and kernels of as many bytes, 8 x 8 weights of 8 bits and 8 x 16 of 4 bits.
+@pytest.mark.parametrize(
+    ("policy", "pack"),
+    [
+        (BitPolicy.mobile(2, weight_grid="rounded", **EVERYWHERE), "none"),
+        (BitPolicy.mobile(2, weight_grid="rounded", **EVERYWHERE), "int2"),
+        (BitPolicy.mobile(4, overrides={"one": {"weight_bits": 8}}), "auto"),
+    ],
+    ids=["none", "int2", "two_storages"],
+)
+def test_packings_and_storages_are_those_of_the_file(policy, pack, tmp_path):
     model = residual()
     found = file_bytes(model, policy, pack=pack)
     assert found == exported(model, policy, tmp_path / "model.tflite", pack)
@@ -100,13 +108,6 @@ def test_equal_kernels_of_two_layers_are_not_taken_for_one(tmp_path):
     assert file_bytes(model, policy) == exported(model, policy, tmp_path / "model.tflite")
 
 
-def test_kernels_of_as_many_bytes_in_other_storages_are_told_apart(tmp_path):
-    # 8 x 8 weights of 8 bits and 8 x 16 of 4 bits.
-    overrides = {"one": {"weight_bits": 8}, "three": {"weight_bits": 4}}
-    model, policy = residual(), BitPolicy.mobile(4, overrides=overrides)
-    assert file_bytes(model, policy) == exported(model, policy, tmp_path / "model.tflite")
-
-
 # -- estimates -------------------------------------------------------------------------------------
 
 L = keras.layers
@@ -117,10 +118,6 @@ _LARGE, _LARGE_FILE = 0.03, 100_000
 _SMALL = 0.10
 
 
-def exported_bytes(model, policy, path):
-    return sat_tf.export_tflite(calibrated(model, policy), path).bytes
-
-
 def assert_near(planned, real):
     assert abs(planned / real - 1.0) < (_LARGE if real > _LARGE_FILE else _SMALL), (planned, real)
 
@@ -128,7 +125,8 @@ def assert_near(planned, real):
 def test_small_files_are_within_a_tenth(tmp_path):
     policy = BitPolicy.mobile(4)
     model = convolutions()
-    assert_near(sat_tf.explain(model, policy).bytes, exported_bytes(model, policy, tmp_path / "m"))
+    report = sat_tf.export_tflite(calibrated(model, policy), tmp_path / "model.tflite")
+    assert_near(sat_tf.explain(model, policy).bytes, report.bytes)
 
 
 def siamese():
@@ -195,7 +193,8 @@ def test_files_of_the_families_are_within_3_percent(family, bits, tmp_path):
     )
     policy = BitPolicy.mobile(bits, weight_range="channel" if bits == 8 else "layer")
     planned = sat_tf.explain(model, policy).bytes
-    assert_near(planned, exported_bytes(model, policy, tmp_path / "model.tflite"))
+    report = sat_tf.export_tflite(calibrated(model, policy), tmp_path / "model.tflite")
+    assert_near(planned, report.bytes)
 
 
 @pytest.mark.slow

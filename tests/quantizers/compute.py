@@ -24,16 +24,16 @@ import sat_tf.core
 import sat_tf.quantizers
 from sat_tf.quantizers.table import deserialize_quantizer
 from tests.core.execution import MODES, value_and_gradients
-from tests.quantizers.rows import Row, draw, others, rows
+from tests.quantizers.rows import draw, others, rows
 
 BITS = (1, 2, 4, 8)
 
 
-def every_row() -> list[Row]:
+def every_row():
     return [row for bits in BITS for row in rows(bits)] + list(others())
 
 
-def computed(row: Row, mode: str = "eager") -> dict[str, np.ndarray]:
+def computed(row, mode="eager"):
     """The value, the gradient of the input and trained variables, and all variables afterwards."""
     quantizer = deserialize_quantizer({"quantizer": row.name, **row.config})
     specs = quantizer.variables(row.inputs.shape)
@@ -61,7 +61,7 @@ def computed(row: Row, mode: str = "eager") -> dict[str, np.ndarray]:
     return {"value": value, **by_name, **after}
 
 
-def main(path: str) -> None:
+def main(path):
     for package in (sat_tf.core, sat_tf.quantizers):
         for module in pkgutil.iter_modules(package.__path__):
             if module.name != "on_tensorflow":

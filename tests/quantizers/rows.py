@@ -4,7 +4,7 @@ Needs no TensorFlow, so that every backend computes the same rows.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Row:
     inputs: np.ndarray
     variables: Mapping[str, np.ndarray]
 
-    def __str__(self) -> str:
+    def __str__(self):
         said = ",".join(f"{key}={value}" for key, value in self.config.items())
         return f"{self.name}({said})".replace(" ", "")
 
@@ -39,12 +39,12 @@ def draw(shape=SHAPE, seed=0, deviation=0.4):
     return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
-def rows(bits: int) -> Iterator[Row]:
+def rows(bits):
     yield from _weights(bits)
     yield from _activations(bits)
 
 
-def others() -> Iterator[Row]:
+def others():
     """Rows of the quantizers that have no bits."""
     pixels = np.random.default_rng(3).integers(0, 256, (5, 4, 4, 3)).astype(np.float32)
     ranges = {
@@ -82,7 +82,7 @@ def others() -> Iterator[Row]:
     yield Row("ImageQuantizer", {"image_max": 1.0}, pixels / 255, {})
 
 
-def _weights(bits: int) -> Iterator[Row]:
+def _weights(bits):
     kernel = draw(seed=bits)
     kernel[0, 0, 0] = kernel[1, 1, 1]  # some are the same
     kernel[2, 2, :, 0] = 0.0
@@ -141,7 +141,7 @@ def _weights(bits: int) -> Iterator[Row]:
     yield Row("QilQuantizer", {"num_bits": None, **constant}, kernel, gain)
 
 
-def _activations(bits: int) -> Iterator[Row]:
+def _activations(bits):
     x = draw((4, 5, 5, 6), seed=10 + bits, deviation=2.0)
     level = {"clipping_level": np.float32(2.7)}
     for surrogate in SURROGATES:

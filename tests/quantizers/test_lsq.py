@@ -42,18 +42,6 @@ def test_the_scale_starts_as_in_the_paper_for_layer_or_channels(bits, range_, sh
     assert found.scales.shape == (1, 1, 1, 8 if shape else 1)
 
 
-def test_the_factor_counts_the_weights_that_share_a_scale():
-    kernel, upstream = drawn(), drawn(1, 1.0)
-    quantizer = LsqQuantizer(num_bits=4, range_axes=(3,))
-    _, variables = started(quantizer, kernel)
-    with tf.GradientTape() as tape:
-        total = tf.reduce_sum(quantizer(kernel, True, variables) * upstream)
-    found = tape.gradient(total, variables["magnitude"]).numpy().ravel()
-    scale = variables["magnitude"].numpy() / math.sqrt(7)
-    _, slopes = reference.lsq_gradients(kernel, scale, -8, 7, upstream)
-    np.testing.assert_allclose(found, np.sum(slopes, axis=(0, 1, 2)) / math.sqrt(36), rtol=1e-3)
-
-
 def test_a_channel_of_zeros_starts_as_its_layer_and_a_layer_of_zeros_as_a_usual_one():
     kernel = drawn()
     kernel[..., 2] = 0.0
@@ -222,33 +210,33 @@ def test_the_level_starts_as_in_the_paper_or_where_the_error_is_smallest():
     assert mean_level(np.zeros(3), 4) == 1e-3  # of a tensor that is all 0
 
 
+# The classes for the tensors of these requests, of LSQ and of LSQ+.
+SERVED = {
+    (LsqActivationQuantizer, LsqActivationQuantizer): [
+        *({}, {"signed": True}, {"reach": POSITIVE}, {"reach": UNKNOWN, "signed": True}),
+        *({"signed": True, "skews": True}, {"skews": True}),
+    ],
+    (StreamQuantizer, StreamQuantizer): [
+        {"signed": True, "skews": True, "num_bits": 8},
+        {"reach": UNKNOWN, "signed": True, "skews": True, "num_bits": 8},
+    ],
+    (OffsetQuantizer, LsqPlusQuantizer): [
+        {"reach": Reach(-0.28), "signed": True},
+        {"reach": Reach(0.0, share=0.1), "signed": True},
+    ],
+    (UnitQuantizer, UnitQuantizer): [{"reach": UNIT}, {"reach": SIGNED_UNIT, "signed": True}],
+}
+
+
 @pytest.mark.parametrize("name", ["lsq", "lsq_plus"])
 @pytest.mark.parametrize(
-    ("request_", "of_lsq", "of_lsq_plus"),
-    [
-        ({}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"signed": True}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"reach": POSITIVE}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"reach": UNKNOWN, "signed": True}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"signed": True, "skews": True}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"signed": True, "skews": True, "num_bits": 8}, StreamQuantizer, StreamQuantizer),
-        (
-            {"reach": UNKNOWN, "signed": True, "skews": True, "num_bits": 8},
-            StreamQuantizer,
-            StreamQuantizer,
-        ),
-        ({"skews": True}, LsqActivationQuantizer, LsqActivationQuantizer),
-        ({"reach": Reach(-0.28), "signed": True}, OffsetQuantizer, LsqPlusQuantizer),
-        ({"reach": Reach(0.0, share=0.1), "signed": True}, OffsetQuantizer, LsqPlusQuantizer),
-        ({"reach": UNIT}, UnitQuantizer, UnitQuantizer),
-        ({"reach": SIGNED_UNIT, "signed": True}, UnitQuantizer, UnitQuantizer),
-    ],
+    ("classes", "request_"), [(key, row) for key, requests in SERVED.items() for row in requests]
 )
-def test_each_tensor_gets_the_quantizer_for_its_values(name, request_, of_lsq, of_lsq_plus):
+def test_each_tensor_gets_the_quantizer_for_its_values(name, request_, classes):
     options = {"surrogate": "ewgs", "counts_batch": True}
     request = ActivationRequest(**{"num_bits": 4, "options": options, **request_})
     found = make_activation_quantizer(name, request)
-    assert type(found) is (of_lsq if name == "lsq" else of_lsq_plus)
+    assert type(found) is classes[name == "lsq_plus"]
     assert found.surrogate == "ewgs"
     if isinstance(found, LsqActivationQuantizer):
         assert found.signed == (request.signed or request.reach is UNKNOWN)

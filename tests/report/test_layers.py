@@ -63,9 +63,7 @@ def test_a_probe_follows_the_variables():
     level.assign(1e6)
     use = probe()[name]
     assert (use.clipped, use.codes_used) == (0.0, 1)
-
-
-def test_nothing_is_rounded_means_nothing_to_measure():
+    # Where nothing is rounded there is nothing to measure.
     assert ActivationProbe(small_float_model(), IMAGES)() == {}
     assert clipping_levels(small_float_model()) == {}
 

@@ -10,7 +10,6 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.kappa import Flow, gradient_flow_constants, kappa_0
-from tests.analysis import reference
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 # -- κ₀ --------------------------------------------------------------------------------------------
@@ -41,21 +40,14 @@ def by_hand(kernel, area):
         ([lambda: layers.MaxPooling2D(3), layers.Flatten], 1),
         ([layers.Flatten], 1),
         ([layers.GlobalAveragePooling2D, lambda: layers.Dense(9)], 1),
+        ([layers.GlobalAveragePooling2D, lambda: layers.Dropout(0.2)], 144),
     ],
 )
 def test_the_pooling_right_before_the_classifier_divides(pools, area):
-    model = network(*(make() for make in pools), layers.Dense(7, name="logits"))
+    # A softmax does not hide the classifier.
+    ends = layers.Dense(7, name="logits"), layers.Softmax()
+    model = network(*(make() for make in pools), *ends)
     assert kappa_0(model) == pytest.approx(by_hand(model.get_layer("logits").kernel, area))
-
-
-def test_a_softmax_and_a_dropout_do_not_hide_the_classifier():
-    model = network(
-        layers.GlobalAveragePooling2D(),
-        layers.Dropout(0.2),
-        layers.Dense(7, name="logits"),
-        layers.Softmax(),
-    )
-    assert kappa_0(model) == pytest.approx(by_hand(model.get_layer("logits").kernel, 144))
 
 
 def test_a_convolution_as_classifier_counts_the_area_of_its_kernel():
@@ -91,9 +83,7 @@ def test_there_is_none_without_one_known_linear_layer_at_the_end(tail):
         features = layer(features)
     outputs = last([features, features] if isinstance(last, layers.Add) else features)
     assert kappa_0(keras.Model(image, outputs)) is None
-
-
-def test_there_is_none_where_the_size_of_the_pooled_map_is_open():
+    # So it is where the size of the pooled map is open.
     image = keras.Input((None, None, 3))
     pooled = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(image))
     assert kappa_0(keras.Model(image, layers.Dense(5)(pooled))) is None
@@ -164,11 +154,69 @@ def test_the_constants_solve_the_law(layer, following, expected):
     if second is None:  # 6 / (3 (1/4 · 2 · 0.5 + 8 · 1)), 3 / (3 (1/16 · 2 · 0.5 + 8))
         first, second = 2 / 8.25, 1 / 8.0625
     assert (kappa_1, kappa_2) == pytest.approx((first, second))
-
-
-def test_no_gradient_behind_gives_no_finite_constant():
-    constants = gradient_flow_constants(flow(), [(flow(gradient_variance=0.0), 1)])
+    # Without a gradient behind it, no constant is finite.
+    constants = gradient_flow_constants(layer, [(flow(gradient_variance=0.0), 1)])
     assert not np.isfinite(constants).any()
+
+
+# The law on a tiny network in float64 NumPy, written from the formulas alone.
+
+
+def dense_network(x, y, kernels, gammas, epsilon):
+    """Gradients of a network of Dense layers, with BatchNormalization and ReLU between them.
+
+    Args:
+        x: inputs (n, features).
+        y: class numbers (n,).
+        kernels: one (inputs, outputs) for each layer.
+        gammas: one (outputs,) for each layer but the last, or None where it has no normalization.
+        epsilon: of the normalizations.
+
+    Returns:
+        The gradients of the mean cross entropy with respect to the kernels, and the loss.
+    """
+    inputs, caches = np.asarray(x, np.float64), []
+    for kernel, gamma in zip(kernels[:-1], gammas, strict=True):
+        z = inputs @ kernel
+        if gamma is None:
+            cache, h = None, z
+        else:
+            deviation = np.sqrt(z.var(axis=0) + epsilon)
+            unit = (z - z.mean(axis=0)) / deviation
+            cache, h = (unit, deviation), gamma * unit
+        caches.append((inputs, cache, h))
+        inputs = np.maximum(h, 0.0)
+    logits = inputs @ kernels[-1]
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    rows = np.arange(len(y))
+    loss = -np.log(shares[rows, y]).mean()
+    shares[rows, y] -= 1.0
+    back = shares / len(y)
+    gradients = [inputs.T @ back]
+    for kernel, gamma, (before, cache, h), behind in zip(
+        kernels[-2::-1], gammas[::-1], caches[::-1], kernels[:0:-1], strict=True
+    ):
+        back = (back @ behind.T) * (h > 0)
+        if cache is not None:
+            unit, deviation = cache
+            back = back * gamma
+            back = (back - back.mean(axis=0) - unit * (back * unit).mean(axis=0)) / deviation
+        gradients.insert(0, before.T @ back)
+        del kernel
+    return gradients, loss
+
+
+def kappas(kernels, gradients):
+    """κ₁ and κ₂ of Dense layers in a row: solved for in the paper's Eq. 3 and 4."""
+    found = []
+    for index in range(len(kernels) - 1):
+        n = kernels[index].shape[0]
+        n_hat = kernels[index + 1].shape[1]
+        own, behind = gradients[index].var(), gradients[index + 1].var()
+        v, w = kernels[index].var(), kernels[index + 1].var()
+        found.append((own * n * v / (n_hat * w * behind), own / (n_hat * w * behind)))
+    return found
 
 
 def dense_model(normalized, softmax=False):
@@ -195,14 +243,14 @@ def test_variances_and_constants_are_those_of_the_reference(normalized):
     names = ("dense_0", "dense_1", "logits")
     kernels = [model.get_layer(name).kernel.numpy().astype(np.float64) for name in names]
     gammas = [np.linspace(0.5, 2.0, units) if normalized else None for units in (10, 8)]
-    gradients, loss = reference.dense_network(x, y, kernels, gammas, epsilon=1e-3)
+    gradients, loss = dense_network(x, y, kernels, gammas, epsilon=1e-3)
     # Float32 against float64, through three layers.
     assert found.loss == pytest.approx(loss, rel=1e-5)
     for layer, kernel, gradient in zip(found.layers, kernels, gradients, strict=True):
         assert (layer.fan_in, layer.fan_out) == kernel.shape
         assert layer.effective_variance == pytest.approx(kernel.var(), rel=1e-5)
         assert layer.gradient_variance == pytest.approx(gradient.var(), rel=1e-4)
-    expected = reference.kappas(kernels, gradients)
+    expected = kappas(kernels, gradients)
     for layer, (kappa_1, kappa_2) in zip(found.layers, expected, strict=False):
         assert (layer.kappa_1, layer.kappa_2) == pytest.approx((kappa_1, kappa_2), rel=2e-4)
     assert (found.layers[-1].kappa_1, found.layers[-1].kappa_2) == (None, None)

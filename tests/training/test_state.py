@@ -41,24 +41,18 @@ def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
     assert not (folder.path / "curves.png").exists()
 
 
-def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_text(output_folder.CONFIG, "old")
-    with pytest.raises(UnicodeEncodeError):
-        folder.write_text(output_folder.CONFIG, "new \ud800")
-    assert folder.file(output_folder.CONFIG).read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):
+def test_what_cannot_be_written_leaves_the_old_text_and_a_full_disk_says_how_to_go_on(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_text(run_folder.STATE, "old")
+    with pytest.raises(UnicodeEncodeError):
+        folder.write_text(run_folder.STATE, "new \ud800")
     with (
         pytest.raises(RunError, match=r"(?s)No space left.* the same command resumes"),
         folder.written(run_folder.STATE),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert folder.file(run_folder.STATE).read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
@@ -111,14 +105,12 @@ def started(path, *overrides):
     return folder
 
 
-def test_a_folder_without_a_run_takes_any_configuration(tmp_path):
+def test_a_folder_takes_any_configuration_without_a_run_and_that_of_its_run(tmp_path):
     expect_same_run(RunFolder(tmp_path / "new"), parse_config(SMALLEST))
     expect_same_run(RunFolder(tmp_path), parse_config(SMALLEST))
-
-
-def test_the_same_configuration_goes_on_however_it_was_said(tmp_path):
-    folder = started(tmp_path)
-    expect_same_run(folder, parse_config(SMALLEST, ["stages.float.epochs=150", "seed=0"]))
+    # However it was said, and a run may trust its model when it goes on.
+    for same in (["stages.float.epochs=150", "seed=0"], ["training.trust_model=true"]):
+        expect_same_run(started(tmp_path), parse_config(SMALLEST, same))
 
 
 def test_what_is_done_reads_back_in_order(tmp_path):
@@ -173,10 +165,6 @@ def test_what_runs_leave_when_they_are_killed_is_whole(tmp_path, done, names):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         RunState.read(folder).expect_whole(STAGES)
-
-
-def test_a_run_may_trust_its_model_when_it_goes_on(tmp_path):
-    expect_same_run(started(tmp_path), parse_config(SMALLEST, ["training.trust_model=true"]))
 
 
 def test_the_folder_of_an_earlier_version_goes_on(tmp_path):

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-import types
 import warnings
 
 import keras as keras3
@@ -40,15 +39,10 @@ _TIE = 1e-4
 _BITS = (2, 3, 4, 8)
 
 
-def _loaded(path: pathlib.Path) -> types.ModuleType:
-    """A module in a file: the package `tests` needs more than is installed here."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = _loaded(_REFERENCE)
+# It is a module by itself: the package `tests` needs more than is installed here.
+_SPEC = importlib.util.spec_from_file_location("reference", _REFERENCE)
+reference = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(reference)
 
 
 def weights_agree_with_the_reference() -> str:
@@ -117,11 +111,7 @@ def a_trained_network_is_saved_exported_and_proved() -> str:
             loaded = keras.models.load_model(f"{folder}/q.keras")
             batch = images.astype(np.float32)
             _expect_equal(loaded.predict(batch, verbose=0), q.predict(batch, verbose=0))
-            sat_tf.export_tflite(loaded, f"{folder}/q.tflite")
-            certificate = sat_tf.verify_tflite(loaded, f"{folder}/q.tflite", images[:16])
-        if certificate.codes_differing:
-            raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
-        said.append(f"{certificate.codes_compared:,} codes at {bits} bits")
+        said.append(f"{_expect_proved(loaded, images):,} codes at {bits} bits")
     return f"0 of {' and of '.join(said)} differ"
 
 
@@ -129,17 +119,10 @@ def a_keras_3_model_comes_over() -> str:
     """Its outputs are those of Keras 3, in itself and after quantization to 8 bits and export."""
     keras3.utils.set_random_seed(0)
     layers = keras3.layers
-    model = keras3.Sequential(
-        [
-            layers.Input((16, 16, 3)),
-            layers.Rescaling(1 / 255),
-            layers.Conv2D(8, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(3),
-        ]
-    )
+    stem = layers.Conv2D(8, 3, padding="same", use_bias=False), layers.BatchNormalization()
+    last = layers.ReLU(), layers.GlobalAveragePooling2D(), layers.Dense(3)
+    image = layers.Input((16, 16, 3)), layers.Rescaling(1 / 255)
+    model = keras3.Sequential([*image, *stem, *last])
     images = np.random.default_rng(3).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     batch = images.astype(np.float32)
     _train_in_keras_3(model, images, batch)
@@ -147,11 +130,7 @@ def a_keras_3_model_comes_over() -> str:
     difference = float(np.max(np.abs(converted(batch).numpy() - np.asarray(model(batch)))))
     q = sat_tf.quantize_model(converted, sat_tf.BitPolicy(weight_bits=8, activation_bits=8))
     sat_tf.calibrate(q, batch)
-    with tempfile.TemporaryDirectory() as folder:
-        sat_tf.export_tflite(q, f"{folder}/q.tflite")
-        certificate = sat_tf.verify_tflite(q, f"{folder}/q.tflite", images[:16])
-    if certificate.codes_differing:
-        raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
+    _expect_proved(q, images)
     return _expect_small(difference, 1e-5)
 
 
@@ -163,11 +142,7 @@ def _train_in_keras_3(model: keras3.Model, images: np.ndarray, batch: np.ndarray
     q.fit(batch, np.arange(len(batch)) % 3, verbose=0)
     with tempfile.TemporaryDirectory() as folder:
         q.save(f"{folder}/q.keras")
-        loaded = keras3.saving.load_model(f"{folder}/q.keras")
-        sat_tf.export_tflite(loaded, f"{folder}/q.tflite")
-        certificate = sat_tf.verify_tflite(q, f"{folder}/q.tflite", images[:16])
-    if certificate.codes_differing:
-        raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
+        _expect_proved(keras3.saving.load_model(f"{folder}/q.keras"), images)
 
 
 def pictures_in_a_folder_make_a_certified_file() -> str:
@@ -262,6 +237,16 @@ def _expect_equal(received: np.ndarray, expected: np.ndarray) -> None:
     differing = int(np.count_nonzero(np.asarray(received) != np.asarray(expected)))
     if differing:
         raise ValueError(f"{differing} of {np.size(expected)} values differ, expected none.")
+
+
+def _expect_proved(model: keras.Model | keras3.Model, images: np.ndarray) -> int:
+    """Returns how many codes of a model's file were compared; none differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        sat_tf.export_tflite(model, f"{folder}/q.tflite")
+        certificate = sat_tf.verify_tflite(model, f"{folder}/q.tflite", images[:16])
+    if certificate.codes_differing:
+        raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
+    return certificate.codes_compared
 
 
 def _expect_small(deviation: float, limit: float = _TOLERANCE) -> str:

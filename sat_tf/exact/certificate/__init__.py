@@ -1,1 +1,1 @@
-"""The certificate of a file: `proof` makes it, from a `comparison`, and `page` writes it."""
+"""The certificate of a file: `proof` makes it, from a `comparison`."""

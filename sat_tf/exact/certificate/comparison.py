@@ -9,26 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sat_tf.exact.certificate.outputs import (
-    Output,
-    OutputCount,
-    as_in_file,
-    compared,
-    largest_difference,
-    only,
-    separated,
-    smallest_agreement,
-)
+from sat_tf.exact.certificate import outputs as per_output
+from sat_tf.exact.certificate.outputs import Output, OutputCount
 from sat_tf.exact.certificate.record import RuntimeCount, TensorCodes, TensorCount, TrainedCount
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations import linear
 from sat_tf.exact.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
-from sat_tf.exact.operations.linear import (
-    linear_operations,
-    requantization_multipliers,
-    weight_counts,
-)
 from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.tensors import Pixels, number_of, some_of
@@ -44,15 +32,15 @@ class Reference:
 
     def compared(self, values: np.ndarray) -> list[OutputCount]:
         """Compares each output of a model with the reference's."""
-        pieces = separated(values, self.outputs), separated(self.values, self.outputs)
-        return [compared(*arguments) for arguments in zip(self.outputs, *pieces, strict=True)]
+        pieces = (per_output.separated(each, self.outputs) for each in (values, self.values))
+        return list(map(per_output.compared, self.outputs, *pieces))
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
         """Returns the share of places that are classified right, by output that has labels."""
-        pieces = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
+        pieces = per_output.separated(values, self.outputs)
         return {
             output.name: output.accuracy(piece, labels)
-            for output, piece, labels in pieces
+            for output, piece, labels in zip(self.outputs, pieces, self.labels, strict=True)
             if labels is not None
         }
 
@@ -60,9 +48,9 @@ class Reference:
         """Returns the counts of a runtime."""
         compared = self.compared(outputs)
         return RuntimeCount(
-            agreement=smallest_agreement(compared),
-            largest_output_difference=largest_difference(self.values, outputs),
-            top1=only(self.accuracy(outputs)),
+            agreement=per_output.smallest_agreement(compared),
+            largest_output_difference=per_output.largest_difference(self.values, outputs),
+            top1=per_output.only(self.accuracy(outputs)),
             outputs=compared,
             kernels=kernels.name,
             **counts,
@@ -125,7 +113,7 @@ class RuntimeCounter:
                 self._tensors[name].add(expected, computed)
             else:
                 self._float_values += expected.size
-                difference = largest_difference(expected, computed)
+                difference = per_output.largest_difference(expected, computed)
                 self._largest_difference = max(self._largest_difference, difference)
 
     def result(self, reference: Reference) -> RuntimeCount:
@@ -149,12 +137,11 @@ class SimulatedCounter:
         self._kernels = RUNTIMES[runtime].kernels
         self._graph = graph.on(self._kernels)
         # Operations that both kernel sets compute alike are not simulated again.
-        both = {graph.kernels, self._kernels}
+        both = {graph.kernels, self._kernels} if graph.kernels is not self._kernels else ()
         self._changing = {
             operation.output
             for operation in graph.operations
-            if len(both) > 1
-            and not all(operation.computes_alike(graph, kernels) for kernels in both)
+            if not all(operation.computes_alike(graph, kernels) for kernels in both)
         }
         self._tensors = _counts(graph)
         self._outputs: list[np.ndarray] = []
@@ -218,15 +205,13 @@ class TrainedCounter:
         self._trained = trained
         self._graph = graph
         shares: dict[str, float] = {}
-        for linear in linear_operations(graph.operations):
-            if not linear.real:
-                multipliers = requantization_multipliers(graph, linear).astype(np.float64)
-                shares[linear.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
+        for product in linear.linear_operations(graph.operations):
+            if not product.real:
+                multipliers = linear.requantization_multipliers(graph, product).astype(np.float64)
+                shares[product.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
         self._tensors = {
-            name: TrainedCount(
-                name, graph.tensors[name].shape, explained_share=shares.get(name, 0.0)
-            )
-            for name in trained.names
+            name: TrainedCount(name, tensor.shape, explained_share=shares.get(name, 0.0))
+            for name, tensor in ((name, graph.tensors[name]) for name in trained.names)
         }
         # TFLite fixes the grids of these tensors: values above the last code are meant to get it.
         self._fixed = set[str]()
@@ -273,7 +258,7 @@ class TrainedCounter:
     ) -> None:
         """Runs and counts a batch."""
         codes, output = self._trained.run(images)
-        self._outputs.append(as_in_file(output, self._graph))
+        self._outputs.append(per_output.as_in_file(output, self._graph))
         stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
             computed = codes.pop(name)  # popped, as it is large and not read again
@@ -342,29 +327,28 @@ class CodesRecorder:
     def result(self) -> list[TensorCodes]:
         """Returns the codes of all tensors, producers first."""
         weights = {
-            operation.output: weight_counts(operation)
-            for operation in linear_operations(self._graph.operations)
+            operation.output: linear.weight_counts(operation)
+            for operation in linear.linear_operations(self._graph.operations)
             if not operation.real
         }
-        tensors = []
-        for name, counts in self._counts.items():
+
+        def recorded(name: str, counts: np.ndarray) -> TensorCodes:
             codes = self._graph.codes(name)
             start, size = codes.lowest - np.iinfo(codes.dtype).min, codes.highest - codes.lowest + 1
-            tensors.append(
-                TensorCodes(
-                    name=name,
-                    operator=self._operators[name],
-                    shape=self._graph.tensors[name].shape,
-                    bits=math.ceil(math.log2(size)),
-                    step=float(codes.scale),
-                    zero_point=codes.zero_point,
-                    lowest=codes.lowest,
-                    counts=counts[start : start + size].tolist(),
-                    sha256=self._hashes[name].hexdigest(),
-                    weights=weights.get(name, {}),
-                )
+            return TensorCodes(
+                name=name,
+                operator=self._operators[name],
+                shape=self._graph.tensors[name].shape,
+                bits=math.ceil(math.log2(size)),
+                step=float(codes.scale),
+                zero_point=codes.zero_point,
+                lowest=codes.lowest,
+                counts=counts[start : start + size].tolist(),
+                sha256=self._hashes[name].hexdigest(),
+                weights=weights.get(name, {}),
             )
-        return tensors
+
+        return [recorded(*counted) for counted in self._counts.items()]
 
 
 @dataclasses.dataclass
@@ -396,18 +380,19 @@ class Comparison:
         if self.keras:
             self.keras.add(images, simulated, left_float)
         if self.float_model:
-            self._of_float.append(as_in_file(self.float_model.run(images), self.graph))
+            self._of_float.append(per_output.as_in_file(self.float_model.run(images), self.graph))
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Returns the outputs of each model for all images, by its name in a certificate."""
-        return {
-            "simulation": np.concatenate(self._of_simulation),
-            **({"quantized": self.keras.outputs} if self.keras else {}),
-            "tflite": self.counters["xnnpack"].outputs,
-            **({"float": np.concatenate(self._of_float)} if self.float_model else {}),
-        }
+        outputs = {"simulation": np.concatenate(self._of_simulation)}
+        if self.keras:
+            outputs["quantized"] = self.keras.outputs
+        outputs["tflite"] = self.counters["xnnpack"].outputs
+        if self.float_model:
+            outputs["float"] = np.concatenate(self._of_float)
+        return outputs
 
     def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
         """Returns the counts of every runtime."""
-        local = {name: counter.result(reference) for name, counter in self.counters.items()}
-        return local | {name: counter.result(reference) for name, counter in self.simulated.items()}
+        counters: dict[str, RuntimeCounter | SimulatedCounter] = {**self.counters, **self.simulated}
+        return {name: counter.result(reference) for name, counter in counters.items()}

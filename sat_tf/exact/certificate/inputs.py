@@ -115,11 +115,9 @@ def checked_images(images: Any, inputs: Sequence[Image]) -> tuple[Pixels, list[s
         ]
     arrays, problems = [], []
     for index, image in enumerate(inputs):
-        name = f"images[{index}]"
-        array, of_input = as_array(images[index], name)
-        problems += of_input or image_problems(
-            array, image.shape, image.type, kept=image.is_kept, name=name
-        )
+        name, kept = f"images[{index}]", image.is_kept
+        array, wrong = as_array(images[index], name)
+        problems += wrong or image_problems(array, image.shape, image.type, kept=kept, name=name)
         arrays.append(array)
     if not problems and len({len(array) for array in arrays}) > 1:
         counts = ", ".join(str(len(array)) for array in arrays)
@@ -129,9 +127,8 @@ def checked_images(images: Any, inputs: Sequence[Image]) -> tuple[Pixels, list[s
 
 def taken_by(graph: Graph, images: Pixels) -> Pixels:
     """Returns the values of the inputs as the file of a graph takes them."""
-    arrays = [
-        image.taken(array) for image, array in zip(graph.images, arrays_of(images), strict=True)
-    ]
+    pairs = zip(graph.images, arrays_of(images), strict=True)
+    arrays = [image.taken(array) for image, array in pairs]
     return tuple(arrays) if isinstance(images, tuple) else arrays[0]
 
 

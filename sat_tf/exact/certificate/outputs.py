@@ -105,11 +105,11 @@ class Output:
         """Returns the share of places with the same class or largest channel; None for a number."""
         if not self.num_classes:
             return None
-        classes = self.classes(values)
+        classes, expected = self.classes(values), self.classes(reference)
+        same = classes == expected
         if self.answers > 1:
             same = np.all((values > _HALF) == (reference > _HALF), axis=-1)
-            return float(np.mean(same & (classes >= 0) & (self.classes(reference) >= 0)))
-        return float(np.mean((classes == self.classes(reference)) & (classes >= 0)))
+        return float(np.mean(same & (classes >= 0) & (expected >= 0)))
 
     def ties(self, values: np.ndarray, reference: np.ndarray) -> int:
         """Returns how many places have several largest values where the reference has one.
@@ -215,11 +215,8 @@ def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
         near = [count for count in counts if not count.is_off]
         usual = _ROOM * max((errors[count.channel] for count in near), default=0.0)
         spread = float(np.sqrt(np.mean([count.spread**2 for count in counts])))
-        few = [
-            count
-            for count in counts
-            if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
-        ]
+        faint = [count for count in counts if count.is_off and count.spread < _QUIET * spread]
+        few = [count for count in faint if errors[count.channel] <= usual]
         loudest = max((count.spread for count in few), default=0.0)
         if any(count.spread < _GAP * loudest for count in near):
             quiet = {count.channel for count in few}
@@ -319,7 +316,7 @@ def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -
     outputs = []
     for key, name in zip(graph.keys[1] or graph.outputs, graph.outputs, strict=True):
         shape = tuple(graph.tensors[name].shape)
-        by_labels = "labels" if (len(labels or ()),) == shape else ""
+        by_labels = "labels" * ((len(labels or ()),) == shape)
         outputs.append(Output(key, shape, classes_by(name)).said_by(by_labels))
     return outputs
 
@@ -328,12 +325,9 @@ def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]
     """Separates the outputs that `tensors.joined` has joined."""
     if len(outputs) == 1:
         return [joined.reshape(len(joined), *outputs[0].shape)]
-    sizes = [int(np.prod(output.shape)) for output in outputs]
-    pieces = np.split(joined, np.cumsum(sizes)[:-1], axis=1)
-    return [
-        piece.reshape(len(joined), *output.shape)
-        for piece, output in zip(pieces, outputs, strict=True)
-    ]
+    ends = np.cumsum([int(np.prod(output.shape)) for output in outputs])
+    pieces = zip(np.split(joined, ends[:-1], axis=1), outputs, strict=True)
+    return [piece.reshape(len(joined), *output.shape) for piece, output in pieces]
 
 
 def labels_of(
@@ -410,7 +404,7 @@ def _checked(
 def label_problems(
     labels: np.ndarray,
     shape: tuple[int, ...],
-    classes: float,
+    classes: int,
     name: str = "labels",
     what: str = "an image",
 ) -> list[str]:

@@ -10,34 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from sat_tf.exact.certificate import comparison, inputs
+from sat_tf.exact.certificate import runtimes as known_runtimes
 from sat_tf.exact.certificate.certificate import Certificate, check_certificate_path, write_both
-from sat_tf.exact.certificate.comparison import (
-    CodesRecorder,
-    Comparison,
-    FloatModel,
-    Reference,
-    RuntimeCounter,
-    SimulatedCounter,
-    Trained,
-    TrainedCounter,
-)
-from sat_tf.exact.certificate.inputs import (
-    GIVEN,
-    CheckedRange,
-    ImagesFrom,
-    checked_by_accuracy,
-    checked_images,
-    images_hash,
-    random_images,
-)
+from sat_tf.exact.certificate.comparison import FloatModel, RuntimeCounter
+from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, images_hash
 from sat_tf.exact.certificate.outputs import Output, labels_of, only, outputs_in
-from sat_tf.exact.certificate.runtimes import (
-    USUAL_RUNTIMES,
-    RuntimeKind,
-    chosen,
-    portability_of,
-    wrong_before,
-)
+from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, tosa_version
@@ -140,11 +119,11 @@ def prove(
     *,
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
-    trained: Trained | None = None,
+    trained: comparison.Trained | None = None,
     has_biases_of_file: Callable[[], bool] = lambda: False,
     float_model: FloatModel | None = None,
     certificate_path: str | os.PathLike[str] | None = None,
-    input_ranges: Sequence[CheckedRange] = (),
+    input_ranges: Sequence[inputs.CheckedRange] = (),
     progress: bool = False,
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
@@ -157,21 +136,26 @@ def prove(
         check_certificate_path(certificate_path)
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
-    specs = chosen(runtimes, subject.target)
+    specs = known_runtimes.chosen(runtimes, subject.target)
     counters, refused = _counters(subject, [spec for spec in specs if not spec.is_simulated])
-    comparison = Comparison(
+    makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}
+    simulated = [spec.name for spec in specs if spec.is_simulated]
+    models = comparison.Comparison(
         graph,
-        CodesRecorder(graph, {o.outputs[0].name: o.name for o in subject.parsed.operators}),
+        comparison.CodesRecorder(graph, makers),
         counters,
-        {spec.name: SimulatedCounter(graph, spec.name) for spec in specs if spec.is_simulated},
-        TrainedCounter(trained, graph) if trained else None,
+        {name: comparison.SimulatedCounter(graph, name) for name in simulated},
+        comparison.TrainedCounter(trained, graph) if trained else None,
         float_model,
     )
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
-            comparison.add(batch)
+            try:
+                models.add(batch)
+            except ValueError as error:
+                raise ValueError(f"{subject.path}: {error}") from error
             advance(number_of(batch))
-    outputs, in_file = comparison.outputs(), subject.outputs
+    outputs, in_file = models.outputs(), subject.outputs
     labels = labels or [None] * len(in_file)
     softmaxes = float_model.softmaxes if float_model else [""] * len(labels)
     loss = float_model.loss if float_model else ""
@@ -180,18 +164,17 @@ def prove(
         for output, function, of_output in zip(in_file, softmaxes, labels, strict=True)
     ]
     expected = outputs["quantized" if trained else "simulation"]
-    reference = Reference(expected, described, labels)
+    reference = comparison.Reference(expected, described, labels)
     float_outputs = []
     if float_model:
         beside_float = dataclasses.replace(reference, values=outputs["float"])
-        in_its_form = float_model.as_given(outputs["tflite"], in_file)
-        float_outputs = beside_float.compared(in_its_form)
-    counts = comparison.counts(reference)
+        float_outputs = beside_float.compared(float_model.as_given(outputs["tflite"], in_file))
+    counts = models.counts(reference)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
-    machine = this_machine(content)
-    packages = installed_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])])
-    # The tools of TOSA are in an environment of their own.
-    of_tosa = {"tosa-converter-for-tflite": tosa_version()} if TOSA in counters else {}
+    machine, doubts = this_machine(content), known_runtimes.wrong_before(subject.parsed)
+    packages = installed_versions([*COMPUTING, *[PACKAGE] * (MICRO in counters)])
+    if TOSA in counters:  # its tools are in an environment of their own
+        packages["tosa-converter-for-tflite"] = tosa_version()
     certificate = Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -206,7 +189,6 @@ def prove(
             "machine": platform.machine(),
             "sat-tf": __version__,
             **{name: version or "not installed as a package" for name, version in packages.items()},
-            **of_tosa,
         },
         num_images=number_of(images),
         images_sha256=images_hash(images),
@@ -216,9 +198,9 @@ def prove(
         top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
         runtimes=counts,
         refused=refused,
-        codes=comparison.recorder.result(),
-        trained=comparison.keras.result() if comparison.keras else [],
-        warnings=[*graph.warnings, *wrong_before(subject.parsed), *filter(None, [machine.doubt])],
+        codes=models.recorder.result(),
+        trained=models.keras.result() if models.keras else [],
+        warnings=[*graph.warnings, *doubts, *filter(None, [machine.doubt])],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
             for output in described
@@ -227,9 +209,9 @@ def prove(
         float_model=float_model.name if float_model else None,
         float_outputs=float_outputs,
         machine=machine,
-        portability=portability_of(graph),
+        portability=known_runtimes.portability_of(graph),
         target=subject.target,
-        input_ranges=checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
+        input_ranges=inputs.checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
     )
     if certificate.trained_differing and has_biases_of_file():
         certificate = dataclasses.replace(certificate, has_biases_of_file=True)
@@ -343,28 +325,20 @@ def recheck(
                 f"was made with ({recorded.images_from.description}); name them."
             )
         image = subject.graph.images[0]
-        images = image.drawn(random_images(image.shape, recorded.num_images, seed))
+        images = image.drawn(inputs.random_images(image.shape, recorded.num_images, seed))
     images, _ = checked_inputs("recheck", subject, images, None)
     advice = "certify this one with sat-tf verify"
     problems = mismatches_with_record(subject, images, recorded, "certificate", advice)
     if problems:
         raise ProblemsError(f"{subject.path} and its certificate", problems)
-    fresh = prove(
-        subject,
-        images,
-        None,
-        images_from=recorded.images_from,
-        runtimes=runtimes,
-        progress=progress,
-    )
-    before, now = (
-        {tensor.name: tensor.sha256 for tensor in certificate.codes}
-        for certificate in (recorded, fresh)
-    )
+    origin = recorded.images_from
+    fresh = prove(subject, images, None, images_from=origin, runtimes=runtimes, progress=progress)
+    before, now = ({one.name: one.sha256 for one in each.codes} for each in (recorded, fresh))
     lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
     lines += [f"{name}: it is not in the file" for name in before if name not in now]
-    differing = [name for name, digest in now.items() if before.get(name, digest) != digest]
-    lines += [f"{name}: its codes differ from the certificate" for name in differing]
+    for name, digest in now.items():
+        if before.get(name, digest) != digest:
+            lines.append(f"{name}: its codes differ from the certificate")
     if recorded.codes_differing != fresh.codes_differing:
         lines.append(
             f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "

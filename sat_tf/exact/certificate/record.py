@@ -296,14 +296,10 @@ class CertificateRecord:
 
     def is_mismatch(self, count: OutputCount) -> bool:
         """Whether an output's answers are those of another function."""
-        limit = max(FEW_POINTS * count.places, FEW_PLACES)
-        classes_differ = count.places_differing > limit
-        if self.has_few_answers(count):
-            return False
-        if count.values is None:
-            return classes_differ
+        classes_differ = count.places_differing > max(FEW_POINTS * count.places, FEW_PLACES)
         # Close numbers of sigmoids may be on both sides of a half.
-        return count.values.is_bad and (count.is_values or classes_differ)
+        is_off = count.values is None or count.values.is_bad
+        return not self.has_few_answers(count) and is_off and (count.is_values or classes_differ)
 
     @property
     def most_saturated(self) -> list[TrainedCount]:

@@ -13,17 +13,9 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from sat_tf.exact.certificate import record
 from sat_tf.exact.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
-from sat_tf.exact.certificate.record import (
-    FEW_CODES,
-    FEW_PLACES,
-    FEW_POINTS,
-    FEWEST_IMAGES,
-    MOST_SATURATED,
-    MOST_UNEXPLAINED,
-    ONE_POINT,
-    CertificateRecord,
-)
+from sat_tf.exact.certificate.record import FEW_CODES, FEW_POINTS, FEWEST_IMAGES, CertificateRecord
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, are_portable, runtime_title
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.messages.tables import Column, Marked, Table, points
@@ -32,7 +24,8 @@ from sat_tf.messages.tables import Column, Marked, Table, points
 _KINDS = NONE, PLAIN, GREEN, AMBER, RED = "", "plain", "good", "watch", "bad"
 COLOURS = {RED: "red", AMBER: "amber", GREEN: "green"}
 _POINT, _POINTS, _SATURATED, _UNEXPLAINED = (
-    f"{100 * share:g}" for share in (ONE_POINT, FEW_POINTS, MOST_SATURATED, MOST_UNEXPLAINED)
+    f"{100 * share:g}"
+    for share in (record.ONE_POINT, FEW_POINTS, record.MOST_SATURATED, record.MOST_UNEXPLAINED)
 )
 VALUE_RULE = (
     f"Values are off by a channel that differs by more than {MOST_ERROR:g} of its standard "
@@ -82,10 +75,8 @@ def kind_of_loss(lost: float, images: int = FEWEST_IMAGES) -> str:
     >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
     ['good', 'good', 'watch', 'bad', 'bad']
     """
-    is_few = images < FEWEST_IMAGES
-    measured: Any = types.SimpleNamespace(
-        lost=lambda _: lost, has_few_answers=lambda _: is_few, is_random=False
-    )
+    measured: Any = types.SimpleNamespace(lost=lambda _: lost, is_random=False)
+    measured.has_few_answers = lambda _: images < FEWEST_IMAGES
     return next(rule.headline for rule in FLOAT.rules if rule.is_met(measured, None))
 
 
@@ -162,8 +153,8 @@ ANSWERS = Topic(
     [
         Rule(
             f"answers part from the quantized Keras model's: more than {_POINTS} % of at least "
-            f"{FEWEST_IMAGES} images, pixels, rows or boxes, and more than {FEW_PLACES} of them, "
-            "have another class; or values are off; of sigmoids, both",
+            f"{FEWEST_IMAGES} images, pixels, rows or boxes, and more than {record.FEW_PLACES} of "
+            "them, have another class; or values are off; of sigmoids, both",
             *(RED, RED),
             lambda certificate, count: not certificate.is_random,
         ),
@@ -179,7 +170,7 @@ TIES = Topic(
         Rule(
             f"more than {_POINT} % of images have several largest values in the file, one in Keras",
             *(NONE, AMBER),
-            lambda certificate, count: count.ties > ONE_POINT * count.places,
+            lambda certificate, count: count.ties > record.ONE_POINT * count.places,
         )
     ],
     otherwise=PLAIN,
@@ -212,7 +203,7 @@ CODES_OF_KERAS = Topic(
 )
 UNEXPLAINED = Topic(
     "unexplained",
-    lambda certificate: [certificate.unexplained] if certificate.unexplained else [],
+    lambda certificate: filter(None, [certificate.unexplained]),
     [
         Rule(
             f"{_UNEXPLAINED} % more codes of a tensor, and more than {FEW_CODES}, differ by "
@@ -258,7 +249,7 @@ FLOAT = Topic(
         Rule(
             f"more than {_POINT} point is lost of the float model",
             *(AMBER, AMBER),
-            _lost(ONE_POINT, by_few=True),
+            _lost(record.ONE_POINT, by_few=True),
         ),
         Rule("no more is lost of it", GREEN, GREEN),
     ],
@@ -299,10 +290,7 @@ PORTABILITY = Topic(
     ],
 )
 MACHINE = Topic(
-    "measured",
-    lambda certificate: [certificate.machine] if certificate.machine else [],
-    [],
-    otherwise=PLAIN,
+    "measured", lambda certificate: filter(None, [certificate.machine]), [], otherwise=PLAIN
 )
 NPU = Topic(
     "npu",

@@ -1,6 +1,5 @@
 """Runtimes that a verification compares, releases of LiteRT, and processors with equal codes."""
 
-import collections
 import dataclasses
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -35,14 +34,11 @@ _KINDS = (
     RuntimeKind("reference", "LiteRT, reference kernels", kernel_sets.REFERENCE),
     RuntimeKind(MICRO, "TFLite Micro", kernel_sets.MICRO),
     RuntimeKind(TOSA, "TOSA, reference model", kernel_sets.TOSA),
-    *(
-        RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
-        for name, title, kernels in (
-            ("arm_xnnpack", "Arm, XNNPACK", kernel_sets.ARM),
-            ("arm_xnnpack_unfused", "Arm, XNNPACK unfused", kernel_sets.ARM_UNFUSED),
-            ("arm_builtin", "Arm, builtin kernels", kernel_sets.BUILTIN_ARM),
-        )
+    RuntimeKind("arm_xnnpack", "Arm, XNNPACK (simulated)", kernel_sets.ARM, True),
+    RuntimeKind(
+        "arm_xnnpack_unfused", "Arm, XNNPACK unfused (simulated)", kernel_sets.ARM_UNFUSED, True
     ),
+    RuntimeKind("arm_builtin", "Arm, builtin kernels (simulated)", kernel_sets.BUILTIN_ARM, True),
 )
 RUNTIMES: dict[str, RuntimeKind] = {spec.name: spec for spec in _KINDS}
 
@@ -186,9 +182,7 @@ _BEHIND_FLOAT = Portability(
 
 def portability_of(graph: Graph) -> list[PortabilityClaim]:
     """Returns the claims on a graph's operations; operations with the same grounds share one."""
-    groups = collections.defaultdict[tuple[str, Basis, str, bool], list[tuple[str, Portability]]](
-        list
-    )
+    groups: dict[tuple[str, Basis, str, bool], list[tuple[str, Portability]]] = {}
     # The float tensors in which processors differ, and all that depend on one of them.
     differing: set[str] = set()
     for operation in graph.operations:
@@ -200,7 +194,7 @@ def portability_of(graph: Graph) -> list[PortabilityClaim]:
             portability = _BEHIND_FLOAT
         names = ", ".join(operation.operators)
         key = names, portability.basis, portability.why, portability.holds
-        groups[key].append((operation.output, portability))
+        groups.setdefault(key, []).append((operation.output, portability))
     return [
         PortabilityClaim(
             operators=operators,

@@ -138,13 +138,13 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
         )
     expected = {tensor.name: tensor for tensor in certificate.kit.tensors}
     computed = {tensor.name: tensor for tensor in certificate.tensors}
-    wrong = [*(expected.keys() ^ computed.keys())]
+    wrong = expected.keys() ^ computed.keys()
     for name in expected.keys() & computed.keys():
         of_kit, tensor = expected[name], computed[name]
-        same = of_kit.sha256 == tensor.sha256
         count = int(np.prod(of_kit.shape)) * certificate.kit.num_images
-        if same == bool(tensor.images) or count != tensor.codes_compared:
-            wrong.append(name)
+        is_same = of_kit.sha256 == tensor.sha256
+        if is_same == bool(tensor.images) or count != tensor.codes_compared:
+            wrong.add(name)
     if wrong:
         problems.append(
             "received counts that do not fit the hashes beside them "

@@ -10,15 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sat_tf.exact.kernels.fixed_point import (
-    Multipliers,
-    fixed_point,
-    high_product,
-    rounded_away,
-    rounded_twice_away,
-    shifted_away,
-    shifted_up,
-)
+from sat_tf.exact.kernels import fixed_point as integers
+from sat_tf.exact.kernels.fixed_point import fixed_point, high_product, shifted_away, shifted_up
 
 
 class Grids(NamedTuple):
@@ -41,7 +34,7 @@ Rounding = Callable[[np.ndarray, np.float32, int], np.ndarray]
 
 def rounded_half_away(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
     """Rounds a float32 product with the inverse scale, halves away from zero: builtin kernels."""
-    return rounded_away(values * (np.float32(1.0) / scale))
+    return integers.rounded_away(values * (np.float32(1.0) / scale))
 
 
 def rounded_moved(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
@@ -63,9 +56,8 @@ def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
     def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
         real = np.asarray(codes.astype(np.float32) * np.float32(grids.scale), np.float32)
         values = np.asarray(curve(real, **grids.settings), np.float32)
-        return np.asarray(rounding(values, np.float32(grids.output), grids.zero_point)).astype(
-            np.int64
-        )
+        rounded = rounding(values, np.float32(grids.output), grids.zero_point)
+        return np.asarray(rounded).astype(np.int64)
 
     return rule
 
@@ -126,11 +118,6 @@ def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
     return np.minimum(_inverses_of_half(values) << 1, ONE)
 
 
-def one_minus_over_one_plus(values: np.ndarray) -> np.ndarray:
-    """Returns (1 - x) / (1 + x) of numbers from 0 to 1."""
-    return np.minimum((_inverses_of_half(values) - (1 << 29)) << 2, ONE)
-
-
 def _inverses_of_half(values: np.ndarray) -> np.ndarray:
     """Returns 2 / (1 + x) of numbers from 0 to 1, as fractions of 2^29."""
     half = (values + ONE + 1) // 2
@@ -165,7 +152,8 @@ def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """
     x, is_near = _fixed_point_input(codes, grids.scale)
     # The same integer with one bit more in front of its point is twice the number.
-    size = one_minus_over_one_plus(exponentials(-np.abs(x), _CURVE_BITS + 1))
+    power = exponentials(-np.abs(x), _CURVE_BITS + 1)
+    size = np.minimum((_inverses_of_half(power) - (1 << 29)) << 2, ONE)  # (1 - power) / (1 + power)
     rounded = shifted_away(np.sign(x) * size, 31 - 7)
     return np.where(is_near, rounded, np.where(codes < 0, -128, 127))
 
@@ -175,7 +163,8 @@ def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray
     multiplier = fixed_point(float(scale) * 2.0 ** (31 - _CURVE_BITS))
     widest = ((2**_CURVE_BITS - 1) << (31 - _CURVE_BITS)) >> int(multiplier.left)
     is_near = np.abs(codes) < widest
-    return rounded_twice_away(np.where(is_near, codes, 0).astype(np.int64), multiplier), is_near
+    near_codes = np.where(is_near, codes, 0).astype(np.int64)
+    return integers.rounded_twice_away(near_codes, multiplier), is_near
 
 
 # The factors of XNNPACK for the codes of a leaky rectifier.
@@ -269,10 +258,7 @@ def wide_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tu
 
 def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
     """Multiplies codes from 0 on, and products of those below, by their slopes, rounding twice."""
-    positive, negative = (
-        rounded_twice_away(values.astype(np.int64), fixed_point(slope))
-        for values, slope in zip((codes, products), slopes, strict=True)
-    )
+    positive, negative = map(integers.rescaled, (codes, products), slopes)
     return np.where(codes >= 0, positive, negative)
 
 
@@ -285,7 +271,7 @@ def leaky(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np
 def magnitude(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
     """Computes a magnitude, with a multiplier of 31 bits."""
     factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
-    return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
+    return integers.rescaled(np.abs(codes), factor)
 
 
 def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -337,7 +323,7 @@ def softmax_in_float32(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarra
     # Terms are added one after another, as the order of additions counts in the last bit.
     sums = np.add.accumulate(terms, axis=-1, dtype=np.float32)[..., -1:]
     inverse = np.float32(1.0) / (sums * SOFTMAX_SCALE)
-    return _stored(rounded_away(terms * inverse))
+    return _stored(integers.rounded_away(terms * inverse))
 
 
 def softmax_with_tables(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
@@ -346,7 +332,7 @@ def softmax_with_tables(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarr
     terms = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
     sums = np.sum(terms, axis=-1, keepdims=True)
     inverse = np.float32(1.0) / (sums.astype(np.float32) * SOFTMAX_SCALE)
-    return _stored(rounded_twice_away(terms, fixed_point(inverse)))
+    return _stored(integers.rounded_twice_away(terms, fixed_point(inverse)))
 
 
 _INTEGER_BITS = 5  # of a difference times its scale
@@ -361,7 +347,7 @@ class _Scaled(NamedTuple):
     differences: np.ndarray  # The differences in integers.
     real: np.ndarray  # The scaled differences, with 5 bits in front of the point; 0 of far ones.
     powers: np.ndarray  # E to the power of `real`, as fractions of 2^31; 0 of far ones.
-    multiplier: Multipliers  # The multiplier of the scale.
+    multiplier: integers.Multipliers  # The multiplier of the scale.
     widest: int  # The largest difference that is not far.
 
 
@@ -419,7 +405,7 @@ def log_softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndar
     logarithms = _logarithms(sums)
     power = 1 << (31 - int(row.multiplier.left))
     inverse = fixed_point(power / float(row.multiplier.mantissas))
-    farthest = rounded_twice_away(logarithms - (np.int64(1) << 31), inverse)
+    farthest = integers.rounded_twice_away(logarithms - (np.int64(1) << 31), inverse)
     lowest = np.maximum(-row.widest - 1, farthest)
     rounded = shifted_away(row.real - logarithms, 31 - _INTEGER_BITS - _LOG_BITS) + _LOG_ZERO_POINT
     rounded = np.where(row.differences > lowest, rounded, SOFTMAX_ZERO_POINT)

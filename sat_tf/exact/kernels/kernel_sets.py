@@ -14,6 +14,7 @@ import numpy as np
 
 from sat_tf.exact.kernels import bilinear, fixed_point, functions, xnnpack
 from sat_tf.exact.kernels.bilinear import Interpolation
+from sat_tf.exact.kernels.fixed_point import Scales, Zeros
 from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
 
 # Matrices of at least these sizes have a kernel of their own for products with a vector.
@@ -58,16 +59,14 @@ class KernelSet:
     summed: Callable[..., np.ndarray]
     # Codes of a product of two tensors, from the products of their codes, their scales, and that of
     # the output.
-    product: Callable[[np.ndarray, tuple[np.float32, np.float32], np.float32], np.ndarray]
+    product: Callable[[np.ndarray, Scales, np.float32], np.ndarray]
     # Stored integers of means, from sums with channels on the last axis, the count of stored
     # integers in each, the scales and the zero points of the input and of the output, and whether
     # the operator keeps the dimensions that it sums over.
-    mean: Callable[
-        [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
-    ]
+    mean: Callable[[np.ndarray, int, Scales, Zeros, bool], np.ndarray]
     # Stored integers of sums, from sums of stored integers and the count of these in each, the
     # scales and the zero points of the input and of the output.
-    total: Callable[[np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int]], np.ndarray]
+    total: Callable[[np.ndarray, int, Scales, Zeros], np.ndarray]
     # The stored integer of an end of an activation, from its value, the scale and the zero point,
     # as a number that may be beyond int8.
     end: Callable[[float, np.float32, int], float]
@@ -124,15 +123,13 @@ REFERENCE = KernelSet(
         else _products(sums, wide_multipliers(*scales), fixed_point.rounded_twice_away)
     ),
     summed=fixed_point.summed,
-    product=lambda products, scales, output: fixed_point.rounded_twice_away(
-        products, fixed_point.fixed_point(xnnpack.product_multiplier(*scales, output))
+    product=lambda products, scales, output: fixed_point.rescaled(
+        products, xnnpack.product_multiplier(*scales, output)
     ),
     mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
     total=lambda sums, count, scales, zeros: (
         zeros[1]
-        + fixed_point.rounded_twice_away(
-            sums - zeros[0] * count, fixed_point.fixed_point(float(scales[0]) / float(scales[1]))
-        )
+        + fixed_point.rescaled(sums - zeros[0] * count, float(scales[0]) / float(scales[1]))
     ),
     # Both are float32 quotients, halves away from zero.
     end=lambda value, scale, zero: float(
@@ -148,8 +145,8 @@ REFERENCE = KernelSet(
     slopes=functions.narrow_slopes,
     leaky=functions.leaky,
     hard_swish=functions.hard_swish,
-    rescaled=lambda codes, source, output: fixed_point.rounded_twice_away(
-        codes, fixed_point.fixed_point(float(source) / float(output))
+    rescaled=lambda codes, source, output: fixed_point.rescaled(
+        codes, float(source) / float(output)
     ),
 )
 # This is all processors with TFLite Micro's reference kernels; not CMSIS-NN's or a vendor's.
@@ -161,8 +158,8 @@ MICRO = dataclasses.replace(
         sums, _multipliers(work, scales), fixed_point.rounded_twice_away
     ),
     # TFLite Micro alone computes the multiplier of a product in float64.
-    product=lambda products, scales, output: fixed_point.rounded_twice_away(
-        products, fixed_point.fixed_point(float(scales[0]) * float(scales[1]) / float(output))
+    product=lambda products, scales, output: fixed_point.rescaled(
+        products, float(scales[0]) * float(scales[1]) / float(output)
     ),
     logistic=functions.logistic_in_fixed_point,
     tanh=functions.tanh_in_fixed_point,
@@ -207,11 +204,7 @@ def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> 
 
 
 def _total_in_float32(
-    sums: np.ndarray,
-    count: int,
-    scales: tuple[np.float32, np.float32],
-    zeros: tuple[int, int],
-    add: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
+    sums: np.ndarray, count: int, scales: Scales, zeros: Zeros, add: Callable[..., np.ndarray]
 ) -> np.ndarray:
     """Returns stored integers of sums: a product and a sum in float32, halves away from zero."""
     ratio = np.float32(scales[0] / scales[1])
@@ -318,10 +311,10 @@ ARM = dataclasses.replace(
     total=lambda sums, count, scales, zeros: xnnpack.mean(
         sums, np.float32(scales[0] / scales[1]), count, zeros, xnnpack.fused_multiply_add
     ),
-    interpolation=bilinear.OF_XNNPACK_FUSED,
     tabulated=functions.rounded_moved_fused,
     logistic=functions.by_table(functions.logistic_in_float64, functions.rounded_moved_fused),
     tanh=functions.by_table(functions.tanh, functions.rounded_moved_fused),
+    interpolation=bilinear.OF_XNNPACK_FUSED,
 )
 
 _ROWS = X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO, TOSA

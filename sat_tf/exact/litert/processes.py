@@ -111,11 +111,9 @@ class Machine:
         """A warning; None where the delegate is the one that the proof is about."""
         if self.delegate == KNOWN_DELEGATE:
             return None
-        delegate = (
-            "no delegate" if self.delegate == NO_DELEGATE else f"the delegate {self.delegate}"
-        )
+        named = "no delegate" if self.delegate == NO_DELEGATE else f"the delegate {self.delegate}"
         return (
-            f"LiteRT runs the file with {delegate} here, and may round otherwise than XNNPACK, of "
+            f"LiteRT runs the file with {named} here, and may round otherwise than XNNPACK, of "
             "which alone is known what other processors compute"
         )
 

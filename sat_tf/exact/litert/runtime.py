@@ -60,27 +60,24 @@ class Runtime:
                 # LiteRT warns that keeping tensors takes memory, which is the purpose here.
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
-            with explained("load"):
-                self._interpreter = Interpreter(
-                    model_content=content,
-                    num_threads=1,
-                    experimental_op_resolver_type=RUNTIMES[runtime],
-                    experimental_preserve_all_tensors=keep_tensors,
-                )
-                self._interpreter.allocate_tensors()
-        self._indices = {
-            detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
-        }
+            stack.enter_context(explained("load"))
+            self._interpreter = Interpreter(
+                model_content=content,
+                num_threads=1,
+                experimental_op_resolver_type=RUNTIMES[runtime],
+                experimental_preserve_all_tensors=keep_tensors,
+            )
+            self._interpreter.allocate_tensors()
+        details = self._interpreter.get_tensor_details()
+        self._indices = {detail["name"]: detail["index"] for detail in details}
         self._inputs = self._interpreter.get_input_details()
         self._outputs = self._interpreter.get_output_details()
 
     @functools.cached_property
     def takes_one_image(self) -> bool:
         """Whether a shape in the file has a batch of 1 in it, so that no batch is larger."""
-        # LiteRT has no public view of its execution plan.
-        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
         # TRANSPOSE_CONV has its output's shape in the file, which LiteRT notices when it runs.
-        if any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes):
+        if any(node["op_name"] == "TRANSPOSE_CONV" for node in self._plan):
             return True
         try:
             self._make_room([(2, *shape) for shape in self.input_shapes])
@@ -147,22 +144,23 @@ class Runtime:
                 arrays[index] = np.array(self._interpreter.get_tensor(index))
         return arrays
 
+    @property
+    def _plan(self) -> list[dict[str, Any]]:
+        """The file's operators in order, and among them the pieces that delegates run."""
+        # LiteRT has no public view of its execution plan.
+        return cast(list[dict[str, Any]], self._interpreter._get_ops_details())
+
     def delegation(self) -> Delegation:
         """Returns the part that XNNPACK has taken over; nothing with the other kernels."""
-        delegates, operators, delegated = self._plan()
-        return Delegation(delegates, len(delegated), operators)
+        names = [node["op_name"] for node in self._plan]
+        partitions = names.count("DELEGATE")
+        return Delegation(partitions, len(self.delegated), len(names) - partitions)
 
     @property
     def delegated(self) -> set[int]:
         """The operators that XNNPACK has taken over, by their places in the file."""
-        return self._plan()[-1]
-
-    def _plan(self) -> tuple[int, int, set[int]]:
-        """Returns the numbers of delegates and operators, and the operators that delegates run."""
-        # LiteRT has no public view of its execution plan.
-        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
-        delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
-        operators = [node for node in nodes if node["op_name"] != "DELEGATE"]
+        delegates = [node for node in self._plan if node["op_name"] == "DELEGATE"]
+        operators = [node for node in self._plan if node["op_name"] != "DELEGATE"]
         makers = {index: i for i, node in enumerate(operators) for index in node["outputs"]}
         delegated: set[int] = set()
         for delegate in delegates:
@@ -174,7 +172,7 @@ class Runtime:
                     continue
                 delegated.add(makers[index])
                 waiting.extend(operators[makers[index]]["inputs"])
-        return len(delegates), len(operators), delegated
+        return delegated
 
     def _make_room(self, shapes: list[tuple[int, ...]]) -> None:
         inputs = self._interpreter.get_input_details()
@@ -291,17 +289,13 @@ class OneImageRuntime(abc.ABC):
             with explained("run", self.title):
                 tensors, values = self.compute(arrays_of(some_of(images, number, number + 1)))
                 self._kept.append(tensors)
-                real_values = [
-                    real_outputs(array, output.scales, output.zero_points)
-                    for array, output in zip(values, self._outputs, strict=True)
-                ]
-                outputs.append(joined(real_values))
+                ends = zip(values, self._outputs, strict=True)
+                outputs.append(joined([real_outputs(v, e.scales, e.zero_points) for v, e in ends]))
         return np.concatenate(outputs)
 
     def rehearse(self) -> np.ndarray:
         """Returns the output for one image of zeros."""
-        arrays = [np.zeros(tensor.shape, tensor.type.lower()) for tensor in self._inputs]
-        return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
+        return self.run(tuple(np.zeros(end.shape, end.type.lower()) for end in self._inputs))
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """See `Runtime.tensors`."""
@@ -344,10 +338,8 @@ class MicroRuntime(OneImageRuntime):
         for index, array in enumerate(arrays):
             self._interpreter.set_input(np.ascontiguousarray(array), index)
         _with_reason(self._interpreter.invoke)
-        tensors = {
-            index: np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
-            for index in self._made
-        }
+        kept = {place: self._interpreter.GetTensor(place, 0) for place in self._made}
+        tensors = {place: np.asarray(tensor["tensor_data"]) for place, tensor in kept.items()}
         places = range(len(self._outputs))
         return tensors, [np.array(self._interpreter.get_output(index)) for index in places]
 
@@ -388,11 +380,8 @@ def _with_reason(action: Callable[[], Any]) -> Any:
 TOSA = "tosa"
 # The variable with the folder of the tools; without it, they are looked for on PATH.
 _FOLDER = "SAT_TF_TOSA"
-_CONVERTER, _SERIALIZER, _MODEL = TOSA_TOOLS = (
-    "tosa-converter-for-tflite",
-    "tosa-opt",
-    "tosa_reference_model",
-)
+TOSA_TOOLS = ("tosa-converter-for-tflite", "tosa-opt", "tosa_reference_model")
+_CONVERTER, _SERIALIZER, _MODEL = TOSA_TOOLS
 _SECONDS = 300
 
 
@@ -426,8 +415,7 @@ def _called(tool: str, *words: str) -> str:
             [tosa_tool(tool) or tool, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
-            errors="replace",
+            errors="replace",  # as text
             timeout=_SECONDS,
             check=False,
         )
@@ -467,16 +455,13 @@ class TosaRuntime(OneImageRuntime):
                 buffer.offset = buffer.size = 0
             pathlib.Path(self._file("model.tflite")).write_bytes(file_of(model))
         with explained("load", self.title):
-            _called(_CONVERTER, "--bytecode", "-o", self._file("mlir"), self._file("model.tflite"))
-            _called(
-                _SERIALIZER,
-                self._file("mlir"),
-                "--tosa-convert-integer-type-to-signless",
-                f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}",
-                # The serializer also prints the program, and only its `return` line is read.
-                *("--mlir-elide-elementsattrs-if-larger=8", "-o", self._file("program.mlir")),
-            )
-            printed = pathlib.Path(self._file("program.mlir")).read_text(encoding="utf-8")
+            mlir, printed = self._file("mlir"), self._file("program.mlir")
+            _called(_CONVERTER, "--bytecode", "-o", mlir, self._file("model.tflite"))
+            program = f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}"
+            # The serializer also prints the program, and only its `return` line is read.
+            prints = ("--mlir-elide-elementsattrs-if-larger=8", "-o", printed)
+            _called(_SERIALIZER, mlir, "--tosa-convert-integer-type-to-signless", program, *prints)
+            printed = pathlib.Path(printed).read_text(encoding="utf-8")
             self._places = dict(zip(handed_out, results_in(printed), strict=True))
 
     def _file(self, name: str) -> str:

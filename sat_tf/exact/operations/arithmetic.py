@@ -6,8 +6,7 @@ import numpy as np
 
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, XNNPACK_SETS, LinearWork
-from sat_tf.exact.operations.operation import stored_codes
-from sat_tf.exact.operations.row import Call, Row, Written
+from sat_tf.exact.operations.operation import Call, Row, Written, stored_codes
 from sat_tf.exact.tflite.tensors import Codes
 
 _IN_INTEGERS = "XNNPACK leaves it to the builtin kernels, which compute in integers alike"
@@ -34,8 +33,7 @@ def _batch_product(call: Call) -> np.ndarray:
         scales = x_scale, np.asarray(y_scale), output_scale
         return stored_codes(call.kernels.linear(work, sums, scales), call.output)
     multiplier = float(np.float32(x_scale * y_scale)) / float(output_scale)
-    rounded = fixed_point.rounded_twice_away(sums, fixed_point.fixed_point(multiplier))
-    return stored_codes(rounded, call.output)
+    return stored_codes(fixed_point.rescaled(sums, multiplier), call.output)
 
 
 _NORMALS, _NORMAL_BITS = Codes(np.float32(1 / 128), 0), 7
@@ -83,8 +81,7 @@ def _squared_difference(call: Call) -> np.ndarray:
     if ratio >= 1.0:  # kernels end the process
         raise ValueError(f"its scale of {output.scale:.4g} is too small for its kernels")
     squares = (minuends - subtrahends) ** 2
-    rounded = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(ratio))
-    return stored_codes(rounded, output)
+    return stored_codes(fixed_point.rescaled(squares, ratio), output)
 
 
 def _axes(call: Call) -> tuple[tuple[int, ...], int]:
@@ -121,14 +118,10 @@ def _product(call: Call) -> np.ndarray:
 
 
 _LOGARITHMS = Codes(np.float32(1 / 16), 127)
+_PRELU = Written(1, "", ("slopes",))
 # A row has the names of the options that its rule reads.
 ROWS = (
-    Row(
-        "PRELU",
-        _sloped,
-        same_because="it multiplies codes by one rule",
-        written=Written(1, "", ("slopes",)),
-    ),
+    Row("PRELU", _sloped, (), "it multiplies codes by one rule", written=_PRELU),
     Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY")),
     Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),
     Row("DIV", _quotient, same_because=_IN_INTEGERS),

@@ -10,17 +10,8 @@ from rich.text import Text
 
 from sat_tf.exact.kernels.kernel_sets import X86, KernelSet
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.tflite.tensors import (
-    Codes,
-    Image,
-    Pixels,
-    Tensor,
-    arrays_of,
-    dequantized,
-    joined,
-    number_of,
-    some_of,
-)
+from sat_tf.exact.tflite import tensors as stored
+from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, Tensor
 from sat_tf.messages.terminal import FittingTable, make_console
 
 _LISTING_WIDTH = 160
@@ -117,29 +108,24 @@ def graph_table(graph: Graph) -> Group:
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
     types = " and ".join(dict.fromkeys(image.type for image in graph.images))
     table = FittingTable(title=f"{graph.name}: {shapes}, {types}")
-    for name, right in (
-        *(("", True), ("operation", False), ("makes", False), ("shape", True), ("reads", False)),
-        *(("codes", True), ("scale", True), ("weights", True), ("multiply-adds", True)),
-    ):
-        table.add_column(name, justify="right" if right else "left")
+    for name in ("", "operation", "makes", "shape", "reads"):
+        table.add_column(name, justify="right" if name in ("", "shape") else "left")
+    for name in ("codes", "scale", "weights", "multiply-adds"):
+        table.add_column(name, justify="right")
     numbers = {image.name: 0 for image in graph.images}
     for number, operation in enumerate(graph.operations, start=1):
         numbers[operation.output] = number
         tensor = graph.tensors[operation.output]
         codes = tensor.codes
-        adds = operation.multiply_adds(graph)
+        adds, stored_as = operation.multiply_adds(graph), ("float32", "")
+        if codes:
+            low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
+            stored_as = f"{low} to {high}", f"{codes.real_scale:.4g}"
         table.add_row(
-            str(number),
-            operation.title(graph),
-            tensor.name,
+            *(str(number), operation.title(graph), tensor.name),
             " x ".join(map(str, tensor.shape)),
             ", ".join(str(numbers[name]) for name in operation.inputs),
-            f"{codes.lowest - codes.zero_point} to {codes.highest - codes.zero_point}"
-            if codes
-            else "float32",
-            f"{float(codes.real_scale):.4g}" if codes else "",
-            operation.weights_title(),
-            f"{adds:,}" if adds else "",
+            *(*stored_as, operation.weights_title(), f"{adds:,}" if adds else ""),
             style=None if codes else "yellow",
         )
     num_codes = sum(tensor.codes is not None for tensor in graph.tensors.values())
@@ -164,7 +150,7 @@ _LARGEST_BATCH = 256
 
 def by_name(images: Pixels, graph: Graph) -> dict[str, np.ndarray]:
     """Returns the images by the names of a graph's inputs."""
-    arrays = arrays_of(images)
+    arrays = stored.arrays_of(images)
     return {image.name: array for image, array in zip(graph.images, arrays, strict=True)}
 
 
@@ -173,9 +159,9 @@ def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
 
     def real(name: str) -> np.ndarray:
         codes = graph.tensors[name].codes
-        return tensors[name] if codes is None else dequantized(tensors[name], codes)
+        return tensors[name] if codes is None else stored.dequantized(tensors[name], codes)
 
-    return joined([real(name) for name in graph.outputs])
+    return stored.joined([real(name) for name in graph.outputs])
 
 
 def simulate(
@@ -213,11 +199,10 @@ def simulate_on(
         moved = any(
             name in tensors and tensors[name] is not known[name] for name in operation.inputs
         )
-        if not operation.is_simulated or not (moved or output in changing):
-            tensors[output] = same
-            continue
-        simulated = operation.simulate(graph, *arrays)
-        tensors[output] = same if np.array_equal(simulated, same) else simulated
+        tensors[output] = same
+        if operation.is_simulated and (moved or output in changing):
+            simulated = operation.simulate(graph, *arrays)
+            tensors[output] = same if np.array_equal(simulated, same) else simulated
     return tensors
 
 
@@ -231,5 +216,5 @@ def batches(images: Pixels, graph: Graph) -> list[Pixels]:
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
     if graph.float_layers or any(operation.takes_one_image for operation in graph.operations):
         size = 1
-    starts = range(0, number_of(images), size)
-    return [some_of(images, start, start + size) for start in starts]
+    starts = range(0, stored.number_of(images), size)
+    return [stored.some_of(images, start, start + size) for start in starts]

@@ -3,58 +3,120 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 
+from sat_tf.exact.operations import quantize
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import Lookup, Softmax
-from sat_tf.exact.operations.not_simulated import FloatLayerOperator, NotSimulated, layer_of
-from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.operation import SELECTED, Basis, Made, Operation, Portability
 from sat_tf.exact.operations.pairs import Pair
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
-from sat_tf.exact.operations.quantize import (
-    Dequantize,
-    Quantize,
-    Requantize,
-    ShiftImage,
-    ShiftOutput,
-)
 from sat_tf.exact.operations.tabled import ROWS, Computed, Moved, Reshape
-from sat_tf.exact.tflite.contents import (
-    Contents,
-    NotUnderstoodError,
-    StoredOperator,
-    StoredTensor,
-    of_any_tool,
-    signature_names,
-    understood,
-    unpacked,
-)
+from sat_tf.exact.tflite import contents as file_contents
+from sat_tf.exact.tflite.contents import Contents, NotUnderstoodError, StoredOperator, StoredTensor
 from sat_tf.exact.tflite.input_range import KEPT_TYPES
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Tensors
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import first_ones, printable, shortened
+
+# -- operators whose arithmetic is unknown ---------------------------------------------------------
+
+# The text between the name of a float layer's output and the numbers of its other tensors.
+INNER_NAME = "/island_"
+# Every processor makes the same values with these operators.
+_SELECTING = (
+    *("CAST", "CONCATENATION", "EMBEDDING_LOOKUP", "EQUAL", "EXPAND_DIMS", "GATHER", "GATHER_ND"),
+    *("NOT_EQUAL", "ONE_HOT", "PACK", "PAD", "PADV2", "RESHAPE", "REVERSE_V2", "SELECT"),
+    *("SELECT_V2", "SHAPE", "SLICE", "SPLIT", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
+    "UNPACK",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NotSimulated(Operation):
+    """An operator of a file whose arithmetic is unknown; only runtimes run it."""
+
+    kind: str  # The operator's name.
+
+    is_simulated = False
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (self.kind,)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> NoReturn:
+        """Raises ValueError: its arithmetic is unknown."""
+        raise ValueError(
+            f"{self.output}: received a graph with an operator that the simulator does not know, "
+            "expected its result to be given; simulate the graph of the Keras model instead."
+        )
+
+    def write(self, writer: Writer) -> None:
+        self.simulate(writer.graph)
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatLayerOperator(NotSimulated):
+    """An operator of a layer that is left float."""
+
+    layer: str  # The layer that it is part of.
+
+    def portability(self, graph: Tensors) -> Portability:
+        if self.kind in _SELECTING:
+            return Portability(Basis.RULE, SELECTED)
+        return super().portability(graph)
+
+    @property
+    def float_layer(self) -> str:
+        return self.layer
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (f"float {self.layer}",)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """Reads any operator without integers."""
+        stored, progress = operator.stored, operator.progress
+        layer = layer_of(stored, progress)
+        if layer is None:
+            raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
+        inputs = [tensor for tensor in stored.reads if tensor.values is None]
+        where = f"{operator.name} {operator.output.name}"
+        if any(tensor.scales.size for tensor in (*stored.outputs, *inputs)):
+            raise NotUnderstoodError(f"{where}: it is left float, and has codes")
+        if any(tensor.name not in progress.known for tensor in inputs):
+            raise NotUnderstoodError(f"{where}: its tensors are not in order")
+        names = tuple(tensor.name for tensor in inputs)
+        if not progress.known.isdisjoint(output.name for output in stored.outputs):
+            raise NotUnderstoodError(f"{where}: its tensors are not in order")
+        # It may make several tensors; each is an operation here.
+        *first_outputs, last_output = stored.outputs
+        for output in first_outputs:
+            progress.operations.append(cls(names, output.name, operator.name, layer))
+            progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
+        return cls(names, last_output.name, operator.name, layer), None
+
+
+def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
+    """Returns the layer left float to which an operator belongs, if any."""
+    names = {tensor.name.rsplit(INNER_NAME, 1)[0] for tensor in operator.outputs}
+    is_float_layer = len(names) == 1 and names <= progress.float_layers.keys()
+    return progress.float_layers[next(iter(names))] if is_float_layer else None
+
+
+# -- files of sat-tf -------------------------------------------------------------------------------
 
 # An operator is read as the first of these that recognizes it. The operators of `Moved` and
 # `Computed` are rows of `tabled.ROWS`; each other operation is a row by itself.
 OPERATIONS: list[type[Operation]] = [
-    Linear,
-    Lookup,
-    Pair,
-    Mean,
-    MaxPool,
-    AveragePool,
-    ResizeBilinear,
-    Moved,
-    Reshape,
-    Computed,
-    ShiftImage,
-    Quantize,
-    ShiftOutput,
-    Requantize,
-    Dequantize,
+    *(Linear, Lookup, Pair, Mean, MaxPool, AveragePool, ResizeBilinear, Moved, Reshape, Computed),
+    *(quantize.ShiftImage, quantize.Quantize, quantize.ShiftOutput),
+    *(quantize.Requantize, quantize.Dequantize),
     Softmax,
     FloatLayerOperator,
 ]
@@ -76,14 +138,14 @@ def read_graph(content: bytes, name: str) -> Graph:
     warnings. `simulate` gives the same tensors as for the graph that was written.
     """
     try:
-        with unpacked(content, name) as model:
-            contents = understood(model)
+        with file_contents.unpacked(content, name) as model:
+            contents = file_contents.understood(model)
             layers = (contents.settings or {}).get("islands", {})
             if not isinstance(layers, dict):  # older files list layers, the names of their tensors
                 layers = {tensor: tensor for tensor in layers}
             by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
             graph = _graph(contents, name, by_tensor)
-            return dataclasses.replace(graph, keys=signature_names(model))
+            return dataclasses.replace(graph, keys=file_contents.signature_names(model))
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
@@ -167,11 +229,9 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     if found.holds_numbers or not any(reader.is_simulated for reader in readers):
         return Image(found.name, shape, None, type=dtype)
     # Its codes, where the first operation on it quantizes it.
-    for operation in (reader for reader in readers if reader.is_simulated):
-        codes = progress.tensors[operation.output].codes
-        if codes:
-            return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype)
-    return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=dtype)
+    grids = (progress.tensors[reader.output].codes for reader in readers if reader.is_simulated)
+    codes = next(filter(None, grids), Codes(np.float32(1.0 / 128.0), 0))
+    return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype)
 
 
 def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
@@ -247,8 +307,8 @@ class ForeignFile:
 def read_foreign(content: bytes, name: str) -> ForeignFile:
     """Reads the first graph of a file of any tool."""
     try:
-        with unpacked(content, name) as model:
-            contents = of_any_tool(model)
+        with file_contents.unpacked(content, name) as model:
+            contents = file_contents.of_any_tool(model)
             check_ends(contents)
     except NotUnderstoodError as error:
         raise ValueError(
@@ -272,12 +332,8 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     """Reads an operator for one tensor that it makes; returns why it is not simulated, or None."""
     tensors_before, count = dict(progress.tensors), len(progress.operations)
     output = operator.outputs[place]
-    unknown = [
-        tensor
-        for tensor in operator.reads
-        if tensor.data is None and tensor.name not in progress.known
-    ]
-    unknown = [tensor for tensor in unknown if tensor.name not in progress.pending]
+    known = progress.known | progress.pending.keys()
+    unknown = [t for t in operator.reads if t.data is None and t.name not in known]
     try:
         row = ROWS.get(operator.name)
         if len(operator.outputs) != 1 and not (row and row.makes_several):

@@ -14,13 +14,7 @@ from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
 from sat_tf.exact.tflite.tensors import WHOLE, Storage, Tensors, Window
-from sat_tf.exact.tflite.writer import (
-    Operator,
-    Writer,
-    dilation_options,
-    fused_activation,
-    placement_options,
-)
+from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
 _INT32 = 2**31 - 1
 
@@ -136,9 +130,7 @@ class Linear(Operation):
 
     def title(self, graph: Tensors) -> str:
         """The operator, the size of its kernel and its strides."""
-        size = self.kernel.shape[1:3]
-        if self.kind is LinearKind.DEPTHWISE:
-            size = self.kernel.shape[:2]
+        size = self.kernel.shape[:2] if self.channel_axis else self.kernel.shape[1:3]
         places = "" if self.is_product else f" {size[0]}x{size[1]}"
         stride = self.window.strides
         strides = "" if stride == (1, 1) else f" / {stride[0]}x{stride[1]}"
@@ -148,10 +140,10 @@ class Linear(Operation):
         """See `Operation`; "x8" where the codes are stored multiplied by 8."""
         factors = weight_factors(self)
         codes = self.kernel // self.along_channels(factors)
-        distinct_factors = sorted({int(factor) for factor in factors if factor > 1})
-        several = f" x{distinct_factors[0]}-{distinct_factors[-1]}" if distinct_factors else ""
-        shared = f" x{distinct_factors[0]}" if len(distinct_factors) == 1 else several
-        packed = "" if self.storage.value == 8 else f", {self.storage.name}"
+        above_one = np.unique(factors[factors > 1])
+        ends = dict.fromkeys([*above_one[:1], *above_one[-1:]])
+        shared = f" x{'-'.join(map(str, ends))}" if ends else ""
+        packed = "" if self.storage is Storage.INT8 else f", {self.storage.name}"
         return f"{np.min(codes)} to {np.max(codes)}{shared}{packed}"
 
     @property
@@ -222,11 +214,12 @@ class Linear(Operation):
         kernel, storage = self.kernel, self.storage
         operator = _OPERATORS[self.operator_kind]
         scales = self.stored_scales()
-        if self.kind is LinearKind.DEPTHWISE:
+        is_depthwise = self.kind is LinearKind.DEPTHWISE
+        if is_depthwise:
             kernel = kernel[np.newaxis]
         if self.pixelwise:
             kernel = kernel.reshape(len(kernel), -1)
-        axis = self.channel_axis + (self.kind is LinearKind.DEPTHWISE)
+        axis = self.channel_axis + is_depthwise
         weights = writer.kernel(f"{self.output}/kernel", kernel, storage, scales, axis)
         if storage is not Storage.INT8:
             operator = operator._replace(version=_PACKED[self.operator_kind])
@@ -251,12 +244,14 @@ class Linear(Operation):
                 operator = operator._replace(version=_TRANSPOSED_AND_FUSED)
             options |= placement_options(self.window)
         elif not self.is_product:
-            options |= {**placement_options(self.window), **dilation_options(self.window)}
+            rows, columns = self.window.dilation
+            options |= {"dilationHFactor": rows, "dilationWFactor": columns}
+            options |= placement_options(self.window)
         elif scales.size > 1 and not self.real:
             operator = operator._replace(version=_FULLY_CONNECTED_PER_CHANNEL)
         if self.pixelwise:
             options["keepNumDims"] = True
-        if self.kind is LinearKind.DEPTHWISE:
+        if is_depthwise:
             inputs = writer.graph.tensors[self.inputs[0]].shape[-1]
             options["depthMultiplier"] = kernel.shape[-1] // inputs
         writer.operator(operator, reads, self.output, **options)

@@ -12,8 +12,8 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.functions import FunctionRule
 from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
-from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
-from sat_tf.exact.operations.row import Call, Row, Rule, Written
+from sat_tf.exact.operations import operation as shared
+from sat_tf.exact.operations.operation import Call, Made, Operation, Portability, Row, Rule, Written
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, expect_grid, grid_of
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
@@ -47,7 +47,7 @@ def _by(rule_of: Callable[[KernelSet], FunctionRule]) -> Rule:
     def rule(call: Call) -> np.ndarray:
         output = call.output
         grids = functions.Grids(call.grid().scale, output.scale, output.zero_point, call.options)
-        return stored_codes(rule_of(call.kernels)(call.codes(), grids), output)
+        return shared.stored_codes(rule_of(call.kernels)(call.codes(), grids), output)
 
     return rule
 
@@ -80,8 +80,8 @@ def _rectifier(activation: Activation) -> Rule:
             # TFLite Micro clips the codes of the input, without bringing them to another grid.
             ends = Codes(source.scale, source.zero_point).clipped(activation).on(call.kernels)
             return np.clip(call.arrays[0], ends.lowest, ends.highest)
-        ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
-        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)
+        ratio = float(np.float32(source.scale / output.scale))
+        return shared.stored_codes(fixed_point.rescaled(call.codes(), ratio), output)
 
     return rule
 
@@ -95,14 +95,14 @@ def _inverse_root(call: Call) -> np.ndarray:
     codes, ratio = call.codes(), fixed_point.fixed_point(scale)
     roots = fixed_point.inverse_roots(np.maximum(codes, 1))
     fine = fixed_point.scaled(np.ones_like(codes), roots, _ROOT_BITS)
-    stored = stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
+    stored = shared.stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
     return np.where(codes == 0, 127, stored)
 
 
 def _root(call: Call) -> np.ndarray:
     """Computes √x in float32, rounded towards zero."""
     real = call.grid().scale * np.maximum(call.codes(), 0).astype(np.float32)
-    return stored_codes(np.trunc(np.sqrt(real) / call.output.scale), call.output)
+    return shared.stored_codes(np.trunc(np.sqrt(real) / call.output.scale), call.output)
 
 
 def _negated(call: Call) -> np.ndarray:
@@ -113,6 +113,10 @@ def _negated(call: Call) -> np.ndarray:
 
 # The grid of a softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
+_TANHS = Codes(np.float32(1.0 / 128.0), 0)
+
+
+_LEAKY = Written(2, "LeakyReluOptions")
 
 
 def _function(name: str, rule: Rule, *options: str, **fields: Any) -> Row:
@@ -125,15 +129,8 @@ ROWS = (
         _by(lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes)),
         written=Written(2, "AbsOptions"),
     ),
-    _function(
-        "LOGISTIC", _by(lambda kernels: kernels.logistic), grid=PROBABILITIES, written=Written(2)
-    ),
-    _function(
-        "TANH",
-        _by(lambda kernels: kernels.tanh),
-        grid=Codes(np.float32(1.0 / 128.0), 0),
-        written=Written(2),
-    ),
+    _function("LOGISTIC", _by(lambda rule: rule.logistic), grid=PROBABILITIES, written=Written(2)),
+    _function("TANH", _by(lambda kernels: kernels.tanh), grid=_TANHS, written=Written(2)),
     _function(
         "ELU", _by(lambda kernels: functions.by_table(_elu, kernels.tabulated)), written=Written(1)
     ),
@@ -144,17 +141,8 @@ ROWS = (
         problem=functions.hard_swish_problem,
         written=Written(1, "HardSwishOptions"),
     ),
-    _function(
-        "LEAKY_RELU",
-        _by(lambda kernels: kernels.leaky),
-        "alpha",
-        written=Written(2, "LeakyReluOptions"),
-    ),
-    *(
-        _function(activation.value, _rectifier(activation))
-        for activation in Activation
-        if activation is not Activation.NONE
-    ),
+    _function("LEAKY_RELU", _by(lambda kernels: kernels.leaky), "alpha", written=_LEAKY),
+    *(_function(end.value, _rectifier(end)) for end in Activation if end is not Activation.NONE),
     _function("EXP", _saturating(np.exp)),
     _function("LOG", _saturating(np.log)),
     _function("RSQRT", _inverse_root),
@@ -285,11 +273,8 @@ class Softmax(Operation):
         """See `Operation`: the codes that it reads are as portable as without it."""
         if self.is_float(graph):
             return super().portability(graph)
-        return Portability(
-            Basis.IMAGES,
-            "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
-            "code of a thousand",
-        )
+        why = "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
+        return Portability(shared.Basis.IMAGES, f"{why}code of a thousand")
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """See `Operation`: a sum of many similar powers does not fit fixed-point kernels."""

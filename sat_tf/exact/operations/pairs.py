@@ -10,17 +10,8 @@ import numpy as np
 
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.kernels.xnnpack import product_multiplier
-from sat_tf.exact.operations.operation import (
-    ROUNDED_ONCE,
-    SELECTED,
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    enumerated,
-    stored_codes,
-)
-from sat_tf.exact.operations.row import Constant
+from sat_tf.exact.operations import operation as shared
+from sat_tf.exact.operations.operation import Basis, Constant, Made, Portability, stored_codes
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of
 from sat_tf.exact.tflite.tensors import Codes, Tensors
@@ -102,7 +93,7 @@ def _products(left_ends: tuple[int, int], right_ends: tuple[int, int]) -> np.nda
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair(Operation):
+class Pair(shared.Operation):
     """An operation on two values, both codes or both float; axes of size 1 are broadcast."""
 
     kind: Pointwise  # The operation on the two values.
@@ -112,7 +103,7 @@ class Pair(Operation):
     constant_is_first: bool = False
 
     reads = tuple(pointwise.value for pointwise in Pointwise)
-    same_in_float_because = ROUNDED_ONCE
+    same_in_float_because = shared.ROUNDED_ONCE
     rounds = True
 
     @property
@@ -164,19 +155,18 @@ class Pair(Operation):
         if self.is_float(graph):
             return super().portability(graph)
         if self.kind is not Pointwise.PRODUCT:
-            return Portability(Basis.RULE, SELECTED if self.kind.selects else SUMS_ALIKE)
+            return Portability(Basis.RULE, shared.SELECTED if self.kind.selects else SUMS_ALIKE)
         grids, output = self._grids(graph), graph.codes(self.output)
         scales = grids[0].scale, grids[1].scale
         left_ends, right_ends = (
             (grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in grids
         )
         products = _products(left_ends, right_ends)
-        return enumerated(
-            products,
-            lambda kernels, some: stored_codes(kernels.product(some, scales, output.scale), output),
-            "products",
-            total=products.size,
-        )
+
+        def codes(kernels: KernelSet, some: np.ndarray) -> np.ndarray:
+            return stored_codes(kernels.product(some, scales, output.scale), output)
+
+        return shared.enumerated(products, codes, "products", total=products.size)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         values = None if self.constant is None else self.constant.values

@@ -25,31 +25,22 @@ class _Pool(Operation):
     window: Window  # Strides and padding.
 
     def write(self, writer: Writer) -> None:
-        writer.operator(
-            self.operator,
-            self.inputs,
-            self.output,
-            filterHeight=self.size[0],
-            filterWidth=self.size[1],
-            **placement_options(self.window),
-        )
+        options = {"filterHeight": self.size[0], "filterWidth": self.size[1]}
+        options |= placement_options(self.window)
+        writer.operator(self.operator, self.inputs, self.output, **options)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         codes, source = operator.fused_codes(), operator.source_codes()
         if codes and source and grid_of(codes) == grid_of(source):
             codes = source.clipped(Activation(operator.activation))
-        operation = cls(
-            (operator.source(),),
-            operator.output.name,
-            size=(operator.option("filterHeight"), operator.option("filterWidth")),
-            window=operator.window(),
-        )
-        return operation, codes
+        size = operator.option("filterHeight"), operator.option("filterWidth")
+        return cls((operator.source(),), operator.output.name, size, operator.window()), codes
 
     def expect_own_form(self, operator: OperatorView) -> None:
         operator.moved_codes()
-        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        if operator.activation != Activation.NONE.value:
+            raise NotUnderstoodError(f"it fuses an activation, {operator.activation}")
 
     def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
         """Clips the values where the operator fuses an activation."""
@@ -119,12 +110,9 @@ class ResizeBilinear(Operation):
 
     def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
         """Returns how the result's rows and columns lie over the input's."""
-        before = graph.tensors[self.inputs[0]].shape[:2]
-        rows, columns = (
-            Grid(old, new, self.half_pixel_centers, self.align_corners)
-            for old, new in zip(before, self.size, strict=True)
-        )
-        return rows, columns
+        (rows, columns, _), (new_rows, new_columns) = graph.tensors[self.inputs[0]].shape, self.size
+        flags = self.half_pixel_centers, self.align_corners
+        return Grid(rows, new_rows, *flags), Grid(columns, new_columns, *flags)
 
     def _places(self, graph: Tensors, kernels: KernelSet) -> tuple[Places, Places]:
         rows, columns = map(kernels.interpolation.places, self.grids(graph))
@@ -164,27 +152,17 @@ class ResizeBilinear(Operation):
 
     def write(self, writer: Writer) -> None:
         size = writer.constant(f"{self.output}/size", np.array(self.size, np.int32))
-        writer.operator(
-            self.operator,
-            [*self.inputs, size],
-            self.output,
-            halfPixelCenters=self.half_pixel_centers,
-            alignCorners=self.align_corners,
-        )
+        options = {"halfPixelCenters": self.half_pixel_centers, "alignCorners": self.align_corners}
+        writer.operator(self.operator, [*self.inputs, size], self.output, **options)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         size = operator.constant(1, "INT32").tolist()
         if len(operator.tensor(0).shape) != 4 or len(size) != 2:
             raise NotUnderstoodError("it does not resize images")
-        operation = cls(
-            (operator.source(),),
-            operator.output.name,
-            (size[0], size[1]),
-            bool(operator.option("halfPixelCenters")),
-            bool(operator.option("alignCorners")),
-        )
-        return operation, operator.moved_codes()
+        half, corners = operator.option("halfPixelCenters"), operator.option("alignCorners")
+        names = (operator.source(),), operator.output.name
+        return cls(*names, (size[0], size[1]), bool(half), bool(corners)), operator.moved_codes()
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
         return 8  # bytes of the size
@@ -206,8 +184,7 @@ class Mean(Operation):
         """See `Operation`: an exact sum, rounded as the kernels do."""
         (source,) = inputs
         if self.is_float(graph):
-            real = np.mean(source, axis=self.axes, dtype=np.float32, keepdims=self.keep_dims)
-            return np.asarray(real)
+            return np.asarray(np.mean(source, self.axes, np.float32, keepdims=self.keep_dims))
         axes = tuple(sorted(axis % source.ndim for axis in self.axes))
         count = math.prod(source.shape[axis] for axis in axes)
         sums = np.sum(source, axis=axes, dtype=np.int64, keepdims=self.keep_dims)
@@ -216,12 +193,7 @@ class Mean(Operation):
         return self._of_sums(graph, np.asarray(sums), count, graph.kernels, of_images)
 
     def _of_sums(
-        self,
-        graph: Tensors,
-        sums: np.ndarray,
-        count: int,
-        kernels: KernelSet,
-        of_images: bool = False,
+        self, graph: Tensors, sums: np.ndarray, count: int, kernels: KernelSet, of_images: bool
     ) -> np.ndarray:
         """Computes means from the sums of `count` stored integers."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
@@ -241,7 +213,7 @@ class Mean(Operation):
         near = sums_near_halves(multiplier, count, zero_points, ends)
         return enumerated(
             near[(near >= count * source.lowest) & (near <= count * source.highest)],
-            lambda kernels, sums: self._of_sums(graph, sums, count, kernels),
+            lambda kernels, sums: self._of_sums(graph, sums, count, kernels, False),
             "sums",
             total=count * (source.highest - source.lowest) + 1,
         )

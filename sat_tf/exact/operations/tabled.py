@@ -10,16 +10,9 @@ import numpy as np
 
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations import arithmetic, movements, native
+from sat_tf.exact.operations import operation as shared
 from sat_tf.exact.operations.native import FIRST, STORED
-from sat_tf.exact.operations.operation import (
-    SELECTED,
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    enumerated,
-)
-from sat_tf.exact.operations.row import Call, Constant, Row
+from sat_tf.exact.operations.operation import Basis, Call, Constant, Made, Operation, Row
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, expect_grid
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
@@ -28,11 +21,6 @@ from sat_tf.exact.tflite.writer import Operator, Writer
 _MOVES = {row.name: row for row in movements.ROWS}
 _COMPUTED = {row.name: row for row in (*native.ROWS, *arithmetic.ROWS)}
 ROWS: Mapping[str, Row] = {**_MOVES, **_COMPUTED}
-
-
-def _names(rows: Mapping[str, Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the names of the operators of rows, and of the ones that sat-tf writes."""
-    return tuple(rows), tuple(name for name, row in rows.items() if row.written)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +97,9 @@ class Tabled(Operation):
                 grid = None if tensor.holds_numbers else codes_of(tensor)
                 constants.append(Constant(tensor.values, grid))
         options = {name: operator.option(name) for name in ROWS[operator.name].options}
-        operation = cls(
-            tuple(names),
-            operator.output.name,
-            operator.name,
-            tuple(constants) if any(constants) else (),
-            options,
-            operator.place,
-        )
-        return operation, codes
+        operands = tuple(constants) if any(constants) else ()
+        output, place = operator.output.name, operator.place
+        return cls(tuple(names), output, operator.name, operands, options, place), codes
 
     @classmethod
     @abc.abstractmethod
@@ -147,8 +129,9 @@ class Tabled(Operation):
 class Moved(Tabled):
     """Values of tensors that an operator moves or selects."""
 
-    reads, writes = _names(_MOVES)
-    same_in_float_because = SELECTED
+    reads = tuple(_MOVES)
+    writes = tuple(name for name, row in _MOVES.items() if row.written)
+    same_in_float_because = shared.SELECTED
     moves = True
 
     @classmethod
@@ -162,7 +145,8 @@ class Moved(Tabled):
 class Computed(Tabled):
     """Codes that an operator computes from others."""
 
-    reads, writes = _names(_COMPUTED)
+    reads = tuple(_COMPUTED)
+    writes = tuple(name for name, row in _COMPUTED.items() if row.written)
     rounds = True
 
     @classmethod
@@ -182,17 +166,14 @@ class Computed(Tabled):
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         return self.row.problem(source.scale, output.scale)
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability(self, graph: Tensors) -> shared.Portability:
         if self.row.of_one_value:
-            return enumerated(
-                STORED,
-                lambda kernels, stored: self._table(graph, kernels)[stored + FIRST],
-                "values",
-                total=STORED.size,
+            return shared.enumerated(
+                STORED, lambda kernels, _: self._table(graph, kernels), "values", total=STORED.size
             )
         if self.row.same_because:
-            return Portability(Basis.RULE, self.row.same_because)
-        return Portability(Basis.IMAGES, "kernels may round it otherwise")
+            return shared.Portability(Basis.RULE, self.row.same_because)
+        return shared.Portability(Basis.IMAGES, "kernels may round it otherwise")
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         if self.row.of_one_value:
@@ -251,7 +232,7 @@ class Reshape(Operation):
     num_constants = 1  # the shape
     reshapes = True
     moves = True
-    same_in_float_because = SELECTED
+    same_in_float_because = shared.SELECTED
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs

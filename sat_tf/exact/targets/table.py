@@ -49,17 +49,13 @@ class Target(Processor):
             run_on = "are those of" if self.confirmed_by else "run on"
             words = f"All {count} operators {run_on} {self.title}."
             return [Marked(words, "good")] if self.native else []
-        names = collections.defaultdict[str, list[str]](list)
+        names: dict[str, list[str]] = {}
         for fallback in left:
-            why = f"{fallback.reason}; {fallback.fix}" if fallback.fix else fallback.reason
-            names[why].append(f"{fallback.operator} {fallback.tensor}")
-        return [
-            Marked(self.shortfall(len(left), count), "watch"),
-            *(
-                Marked(f"  {first_ones(alike, _NAMED)}: {why}.", "plain")
-                for why, alike in names.items()
-            ),
-        ]
+            name, why = str(fallback).split(": ", 1)
+            names.setdefault(why, []).append(name)
+        lines = (f"  {first_ones(alike, _NAMED)}: {why}" for why, alike in names.items())
+        headline = Marked(self.shortfall(len(left), count), "watch")
+        return [headline, *(Marked(line, "plain") for line in lines)]
 
     def cpu_fallback(self, contents: Contents) -> list[CpuFallback]:
         """Returns a file's operators that its processor leaves to the CPU, or refuses, in order."""
@@ -67,10 +63,9 @@ class Target(Processor):
         ends = _float_ends(contents)
         inputs = {tensor.name for tensor in contents.inputs}
         # A file that quantizes only weights, or has a float head, has no codes to end in.
-        otherwise = QUANTIZED
-        for operator in contents.operators:
-            if operator.name == "DEQUANTIZE" and any(t.data is not None for t in operator.reads):
-                otherwise = ACTIVATIONS
+        dequantized = (op.reads for op in contents.operators if op.name == "DEQUANTIZE")
+        has_weights = any(t.data is not None for reads in dequantized for t in reads)
+        otherwise = ACTIVATIONS if has_weights else QUANTIZED
         for operator in contents.operators:
             reason, fix = self._problem(operator)
             if not reason:
@@ -97,12 +92,12 @@ class Target(Processor):
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):
             try:
-                reason, fix = constraint(operator)
+                failure = next(constraint(operator), None)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 # The file lacks tensors or options, or has them in another shape.
                 return "it lacks tensors or options that its kernels read", "convert it again"
-            if reason:
-                return reason, fix
+            if failure is not None:
+                return failure
         return "", ""
 
 
@@ -172,21 +167,17 @@ _MOVES = ("CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLIT_V", "SLICE", "REVER
 _SHAPES = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 _PADS = ("PAD", "PADV2", "MIRROR_PAD")
 
+_STRIDES = constraints.strides(3, more_where_valid=False)
+_LARGE_STRIDES = constraints.strides(3, more_where_valid=True)
+_POOLED = constraints.pooled_windows(largest_padded=None)
+_PADDED = constraints.pooled_windows(largest_padded=8)
 _U55: Mapping[str, tuple[Constraint, ...]] = {
-    "CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=True)),
-    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=False)),
+    "CONV_2D": (*_ETHOS_WEIGHTS, _LARGE_STRIDES),
+    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, _STRIDES),
     "FULLY_CONNECTED": _ETHOS_WEIGHTS,
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.small_strides, constraints.grown_by_strides),
-    "AVERAGE_POOL_2D": (
-        _SMALL_TYPES,
-        constraints.strides(3, more_where_valid=True),
-        constraints.pooled_windows(largest_padded=8),
-    ),
-    "MAX_POOL_2D": (
-        _SMALL_TYPES,
-        constraints.strides(3, more_where_valid=True),
-        constraints.pooled_windows(largest_padded=None),
-    ),
+    "AVERAGE_POOL_2D": (_SMALL_TYPES, _LARGE_STRIDES, _PADDED),
+    "MAX_POOL_2D": (_SMALL_TYPES, _LARGE_STRIDES, _POOLED),
     "MEAN": (_SMALL_TYPES, constraints.one_of_a_batch, constraints.reduced_axes(largest=4096)),
     "RESIZE_BILINEAR": (
         _SMALL_TYPES,
@@ -205,17 +196,14 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(("ADD", "ARG_MAX", "BATCH_MATMUL", "MUL", "SUB", "SUM", "TRANSPOSE"), ()),
     **dict.fromkeys(_SHAPES, ()),
     **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
-    **{
-        name: (_SMALL_TYPES, constraints.strides(3, more_where_valid=False))
-        for name in ("REDUCE_MAX", "REDUCE_MIN")
-    },
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN"), (_SMALL_TYPES, _STRIDES)),
 }
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
-    "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
-    "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
+    "AVERAGE_POOL_2D": (_PADDED,),
+    "MAX_POOL_2D": (_POOLED,),
     "RESIZE_BILINEAR": (constraints.scales_by(*(2**power for power in range(11))),),
     "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
     **dict.fromkeys(("CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),

@@ -130,9 +130,7 @@ def _unpacked_model(content: bytes) -> Any:
     model.signatureDefs = []
     for index in range(root.SignatureDefsLength()):
         packed, signature = root.SignatureDefs(index), tfl.SignatureDefT()
-        signature.signatureKey = packed.SignatureKey()
-        signature.subgraphIndex = packed.SubgraphIndex()
-        budget.spend(signature)
+        signature.signatureKey = budget.spend(packed.SignatureKey())
         # The entries are counted one by one, as all may be the same one.
         signature.inputs = _vector(packed, "inputs", tfl.TensorMapT.InitFromObj, budget)
         signature.outputs = _vector(packed, "outputs", tfl.TensorMapT.InitFromObj, budget)
@@ -250,12 +248,12 @@ class StoredOperator:
     @property
     def settings(self) -> str:
         """Its builtin options in words."""
+
+        def plain(value: Any) -> Any:
+            return value.tolist() if isinstance(value, np.ndarray) else str(value)
+
         options = vars(self.options) if self.options is not None else {}
-        return json.dumps(
-            options,
-            sort_keys=True,
-            default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value),
-        )
+        return json.dumps(options, sort_keys=True, default=plain)
 
     def difference(self, other: "StoredOperator") -> str | None:
         """Describes how another operator in its place differs; None where it is the same."""
@@ -328,11 +326,9 @@ def understood(model: Any) -> Contents:
 
 def _of_usual_sizes(model: Any) -> Contents:
     contents = _contents_of(model)
-    for tensor in contents.tensors:
-        if math.prod(tensor.shape) > _MOST_VALUES:
-            raise NotUnderstoodError(
-                f"a tensor has the shape {tensor.shape}, expected fewer values"
-            )
+    for shape in (tensor.shape for tensor in contents.tensors):
+        if math.prod(shape) > _MOST_VALUES:
+            raise NotUnderstoodError(f"a tensor has the shape {shape}, expected fewer values")
     return contents
 
 
@@ -392,6 +388,10 @@ def _contents_of(model: Any) -> Contents:
         for signature in model.signatureDefs
     }
     names = {role: [tensor.name for tensor in role_ends] for role, role_ends in ends.items()}
+    more_graphs = []
+    for index, graph in enumerate(model.subgraphs[1:], start=1):
+        name = " ".join(f"graph {index} {_text(graph.name)}".split())
+        more_graphs.append(f"{name} with {len(graph.operators)} operators")
     entries = (entry for entry in model.metadata if _text(entry.name) == SETTINGS_NAME)
     settings = next((bytes(model.buffers[entry.buffer].data) for entry in entries), None)
     return Contents(
@@ -400,12 +400,7 @@ def _contents_of(model: Any) -> Contents:
         **ends,
         interface=json.dumps({**names, "signatures": signatures}),
         settings=None if settings is None else dict(json.loads(settings)),
-        more_graphs=tuple(
-            " ".join(
-                f"graph {index} {_text(graph.name)} with {len(graph.operators)} operators".split()
-            )
-            for index, graph in enumerate(model.subgraphs[1:], start=1)
-        ),
+        more_graphs=tuple(more_graphs),
     )
 
 
@@ -451,12 +446,10 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
 
 def differences(expected: Contents, found: Contents) -> list[str]:
     """Lists the differences of `found` from `expected`, in sentences."""
-    counts = [
-        ", ".join(f"{count} {name}" for name, count in contents.operator_counts().items())
-        for contents in (expected, found)
-    ]
+    counts = expected.operator_counts(), found.operator_counts()
     if counts[0] != counts[1]:
-        return [f"its operators are {counts[1]}, expected {counts[0]}"]
+        wanted, made = (", ".join(f"{n} {name}" for name, n in each.items()) for each in counts)
+        return [f"its operators are {made}, expected {wanted}"]
     lines = []
     if expected.interface != found.interface:
         lines.append(f"its interface is {found.interface}, expected {expected.interface}")

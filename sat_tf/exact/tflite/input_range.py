@@ -18,7 +18,7 @@ import functools
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,13 +31,13 @@ _SMALLEST_RANGE = _LARGEST_PIXEL * float(np.finfo(np.float32).tiny)
 _LARGEST = 1e30
 # Real 0 is taken for a pixel that is closer to it than sums of float32 numbers can tell.
 _SAME_PIXEL = 1e-4
-# Statistics of ImageNet's pixels, red, green and blue, as `keras.applications` has them.
+# Statistics of ImageNet's pixels, as `keras.applications` has them: red, green and blue; for
+# Caffe's, blue comes first.
 _TORCH_MEAN, _TORCH_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_CAFFE_MEAN = (123.68, 116.779, 103.939)
+_CAFFE_MEAN = (103.939, 116.779, 123.68)
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageGrid:
+class ImageGrid(NamedTuple):
     """The pixels as the file reads them: p = scale · (pixel - zero_point)."""
 
     scale: float
@@ -181,9 +181,9 @@ NAMED: dict[str, InputRange] = {
         tuple((1.0 - m) / d for m, d in zip(_TORCH_MEAN, _TORCH_DEVIATION, strict=True)),
     ),
     "caffe": InputRange(
-        tuple(-mean for mean in reversed(_CAFFE_MEAN)),
-        tuple(_LARGEST_PIXEL - mean for mean in reversed(_CAFFE_MEAN)),
-        reversed_channels=True,
+        tuple(-mean for mean in _CAFFE_MEAN),
+        tuple(_LARGEST_PIXEL - mean for mean in _CAFFE_MEAN),
+        True,
     ),
 }
 

@@ -82,8 +82,7 @@ def checked_metadata(
             "sat_tf.exact.tflite.preprocessing.Preprocessing; leave it out if it is unknown."
         )
         preprocessing = None
-    is_text = isinstance(description, str) and description.strip() and _is_utf8(description)
-    if description is not None and not is_text:
+    if description is not None and not _is_text(description):
         problems.append(
             f"description: received {description!r}, expected a text; leave it out if there is "
             "nothing to say."
@@ -102,7 +101,11 @@ def checked_metadata(
         problems.append(
             "labels: received none, expected one a class; leave them out if there are none."
         )
-    odd = [f"{label!r} for class {i}" for i, label in enumerate(labels) if not _is_line(label)]
+    odd = [
+        f"{label!r} for class {i}"
+        for i, label in enumerate(labels)
+        if not _is_text(label) or label.splitlines() != [label]
+    ]
     if odd:
         problems.append(
             f"labels: received {first_ones(odd)}, expected texts of one line, none empty."
@@ -114,13 +117,10 @@ def checked_metadata(
     return Metadata(description, labels, preprocessing), problems
 
 
-def _is_line(label: Any) -> bool:
-    is_text = isinstance(label, str) and bool(label.strip()) and _is_utf8(label)
-    return is_text and label.splitlines() == [label]
-
-
-def _is_utf8(text: str) -> bool:
-    return text.encode("utf-8", "ignore").decode() == text
+def _is_text(value: Any) -> bool:
+    """Returns whether a value is a text, not blank, that UTF-8 can hold."""
+    is_text = isinstance(value, str) and bool(value.strip())
+    return is_text and value.encode("utf-8", "ignore").decode() == value
 
 
 def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[str]:
@@ -214,16 +214,14 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
         about = builder.CreateString(text if image.is_kept else f"{text}; codes of them if int8.")
         return _table(builder, {0: name, 1: about})
     subject = "The image, pixels" if can_be_pictures(image.shape) else "Integers"
-    words = (
-        f"{subject} from 0 to 255 as they are."
-        if preprocessing is None
-        else preprocessing.describe((image.shape[0], image.shape[1]))
-    )
+    words = f"{subject} from 0 to 255 as they are."
+    if preprocessing is not None:
+        words = preprocessing.describe((image.shape[0], image.shape[1]))
     about = builder.CreateString(words)
-    ends = [_numbers(builder, value) for value in (255.0, 0.0)]
-    stats = _table(builder, {0: ends[0], 1: ends[1]})
-    factors = [_numbers(builder, value) for value in (0.0, 1.0)]
-    normalization = _table(builder, {0: factors[0], 1: factors[1]})
+    stats, normalization = (
+        _table(builder, {place: _numbers(builder, value) for place, value in enumerate(values)})
+        for values in ((255.0, 0.0), (0.0, 1.0))
+    )
     unit = _table(builder, {1: normalization}, numbers={0: _NORMALIZATION_OPTIONS})
     fields = {0: name, 1: about, 4: _vector(builder, [unit]), 5: stats}
     if can_be_pictures(image.shape):

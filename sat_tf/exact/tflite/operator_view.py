@@ -101,12 +101,6 @@ class OperatorView:
         """Returns one of its builtin options."""
         return getattr(self.stored.options, name)
 
-    def expect(self, *, otherwise: str, **options: Any) -> None:
-        """Raises unless options that a graph cannot hold have the only value it supports."""
-        values = {name: self.option(name) for name in options}
-        if values != options:
-            raise NotUnderstoodError(f"{otherwise} {values}")
-
     def source_codes(self, index: int = 0) -> Codes | None:
         """Returns how an input is stored; None where it is float."""
         name = self.source(index)
@@ -170,13 +164,10 @@ class OperatorView:
 
     def window(self, *, dilates: bool = False) -> Window:
         """Returns the places of its kernel."""
-        window = Window(
-            (self.option("strideH"), self.option("strideW")), _PADDINGS[self.option("padding")]
-        )
-        if not dilates:
-            return window
-        dilation = self.option("dilationHFactor"), self.option("dilationWFactor")
-        return dataclasses.replace(window, dilation=dilation)
+        strides, dilation = (self.option("strideH"), self.option("strideW")), (1, 1)
+        if dilates:
+            dilation = self.option("dilationHFactor"), self.option("dilationWFactor")
+        return Window(strides, _PADDINGS[self.option("padding")], dilation)
 
     def kernel(self) -> StoredTensor:
         """Returns the kernel of a linear operator, or the integers that it is made from."""

@@ -16,11 +16,6 @@ _SCHEMA_VERSION = 3
 _BITS_PER_BYTE = 8
 
 _TYPES = {np.dtype(name): getattr(tfl.TensorType, name.upper()) for name in KEPT_TYPES}
-_STORAGE_TYPES = {
-    Storage.INT8: tfl.TensorType.INT8,
-    Storage.INT4: tfl.TensorType.INT4,
-    Storage.INT2: tfl.TensorType.INT2,
-}
 
 
 class Operator(NamedTuple):
@@ -55,7 +50,7 @@ class Writer:
             operatorCodes=[],
             subgraphs=[self.subgraph],
         )
-        self.indices: dict[str, int] = {}
+        self.indices: dict[int | str, int] = {}
         self._kernel_buffers: dict[bytes, int] = {}
         self._names = {*(image.name for image in graph.images), *graph.tensors}
         for image in graph.images:
@@ -95,8 +90,8 @@ class Writer:
         content = data.tobytes()
         if content not in self._kernel_buffers:
             self._kernel_buffers[content] = self._buffer(data)
-        buffer = self._kernel_buffers[content]
-        return self._constant(name, codes.shape, _STORAGE_TYPES[storage], buffer, quantization)
+        buffer, dtype = self._kernel_buffers[content], getattr(tfl.TensorType, storage.name)
+        return self._constant(name, codes.shape, dtype, buffer, quantization)
 
     def float_constant_of(self, name: str, shape: tuple[int, ...]) -> int:
         """Adds a float tensor that an operator makes from a constant; returns its index."""
@@ -117,8 +112,8 @@ class Writer:
         operator = _table(
             tfl.OperatorT,
             opcodeIndex=self._code(kind.name, kind.version),
-            inputs=[self._index(tensor) for tensor in inputs],
-            outputs=[self._index(output)],
+            inputs=[self.indices.get(tensor, tensor) for tensor in inputs],
+            outputs=[self.indices.get(output, output)],
         )
         if kind.options:
             operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
@@ -141,26 +136,16 @@ class Writer:
             _table(tfl.MetadataT, name=name, buffer=self._buffer(np.frombuffer(data, np.uint8)))
             for name, data in metadata.items()
         ]
-        entries = [
+        signature = _table(tfl.SignatureDefT, signatureKey="serving_default", subgraphIndex=0)
+        signature.inputs, signature.outputs = (
             [
                 _table(tfl.TensorMapT, name=name, tensorIndex=self.indices[tensor])
                 for name, tensor in dict(zip(names or tensors, tensors, strict=True)).items()
             ]
             for names, tensors in zip(keys, (images, outputs), strict=True)
-        ]
-        self.model.signatureDefs = [
-            _table(
-                tfl.SignatureDefT,
-                signatureKey="serving_default",
-                subgraphIndex=0,
-                inputs=entries[0],
-                outputs=entries[1],
-            )
-        ]
+        )
+        self.model.signatureDefs = [signature]
         return file_of(self.model)
-
-    def _index(self, tensor: int | str) -> int:
-        return self.indices[tensor] if isinstance(tensor, str) else tensor
 
     def _constant(
         self, name: str, shape: tuple[int, ...], tensor_type: int, buffer: int, quantization: Any
@@ -190,9 +175,9 @@ class Writer:
         for index, code in enumerate(codes):
             if (code.builtinCode, code.version) == (builtin, version):
                 return index
-        deprecated = min(builtin, 127)
-        fields = {"builtinCode": builtin, "version": version, "deprecatedBuiltinCode": deprecated}
-        codes.append(_table(tfl.OperatorCodeT, **fields))
+        code = _table(tfl.OperatorCodeT, builtinCode=builtin, version=version)
+        code.deprecatedBuiltinCode = min(builtin, 127)
+        codes.append(code)
         return len(codes) - 1
 
 
@@ -239,16 +224,8 @@ def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
 
 def placement_options(window: Window) -> dict[str, Any]:
     """Returns padding and strides as builtin options."""
-    return {
-        "padding": getattr(tfl.Padding, window.padding),
-        "strideH": window.strides[0],
-        "strideW": window.strides[1],
-    }
-
-
-def dilation_options(window: Window) -> dict[str, Any]:
-    """Returns the dilation as builtin options."""
-    return {"dilationHFactor": window.dilation[0], "dilationWFactor": window.dilation[1]}
+    padding, (rows, columns) = getattr(tfl.Padding, window.padding), window.strides
+    return {"padding": padding, "strideH": rows, "strideW": columns}
 
 
 def fused_activation(codes: Codes | None) -> dict[str, Any]:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point
-from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.quantize import Dequantize, Quantize
-from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, free_name
 
 Range = tuple[float, float]

@@ -15,7 +15,7 @@ import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.litert.runtime import Runtime, native_output_in
-from sat_tf.exact.operations.not_simulated import INNER_NAME
+from sat_tf.exact.operations.graph_file import INNER_NAME
 from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portability
 from sat_tf.exact.operations.tabled import write_reshape
 from sat_tf.exact.tflite.tensors import Tensors

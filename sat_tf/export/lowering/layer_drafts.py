@@ -12,10 +12,9 @@ from sat_tf.core.grid import int8_codes
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
-from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
-from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped, table_of
 from sat_tf.exact.operations.windows import LinearKind, placement
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
@@ -173,12 +172,6 @@ def window_mean(
     return LinearDraft.of_codes(source, LinearKind.DEPTHWISE, ones, scales, bias, window)
 
 
-def whole_mean(source: str, shape: Shape) -> LinearDraft:
-    """Returns the mean over rows and columns, as one window of a depthwise convolution."""
-    rows, columns, channels = shape
-    return window_mean(source, channels, (rows, columns), WHOLE)
-
-
 class Materialized(Draft):
     """A layer whose tensor exists already: another grid is a requantization of the tensor."""
 
@@ -210,7 +203,8 @@ class MeanDraft(OperationDraft):
         saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
         if codes.unit == 1.0 and saturates:
             return super().lower(builder, output)
-        return whole_mean(source, builder.shape(source)).lower(builder, output)
+        rows, columns, channels = builder.shape(source)
+        return window_mean(source, channels, (rows, columns), WHOLE).lower(builder, output)
 
 
 class Strip(NamedTuple):

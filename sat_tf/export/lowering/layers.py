@@ -18,7 +18,7 @@ from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
 from sat_tf.export.lowering.drafts import Affine, GraphBuilder
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
-from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Role
+from sat_tf.graph.layers.kind import Combination, KernelForm, Move, NativeFunction, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.messages import LayerMessage
@@ -360,7 +360,8 @@ def moved(
     layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
     """Adds the operations of a layer of data movement; returns its tensor's name."""
-    for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
+    moves = layer_kinds.find_support(layer).moves
+    for move in moves(layer, builder.shape(source), shape) if moves else (Move("RESHAPE"),):
         name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
         if move.operator == MaxPool.operator.name:
             size, strides, padding = move.arguments

@@ -16,8 +16,8 @@ from sat_tf.exact.operations.linear import (
 from sat_tf.exact.operations.operation import Basis, Operation
 from sat_tf.exact.operations.pools import Mean
 from sat_tf.exact.operations.tabled import Reshape
-from sat_tf.exact.tflite.tensors import Tensor, free_name
-from sat_tf.export.lowering.layer_drafts import whole_mean
+from sat_tf.exact.tflite.tensors import WHOLE, Tensor, free_name
+from sat_tf.export.lowering.layer_drafts import window_mean
 from sat_tf.messages import ModelError
 
 # The output codes of a sum's smallest change from which on a channel is coarse.
@@ -414,11 +414,11 @@ def untie_means(graph: Graph) -> Graph:
             operations.append(op)
             continue
         # A convolution is rounded alike everywhere; its result then gets the shape of the mean.
-        shape, name = tensors[op.inputs[0]].shape, op.output
+        (rows, columns, channels), name = tensors[op.inputs[0]].shape, op.output
         if not op.keep_dims:
             name = free_name(f"{op.output}_image", tensors)
-            tensors[name] = Tensor(name, (1, 1, shape[-1]), tensors[op.output].codes)
-        convolution = whole_mean("", shape).operation
+            tensors[name] = Tensor(name, (1, 1, channels), tensors[op.output].codes)
+        convolution = window_mean("", channels, (rows, columns), WHOLE).operation
         operations.append(dataclasses.replace(convolution, inputs=op.inputs, output=name))
         if not op.keep_dims:
             operations.append(Reshape((name,), op.output))

@@ -76,13 +76,7 @@ def trace(
 
 # Types of tensors that files hold in float32; training may use lower precisions.
 _MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
-_PAIRS: dict[Combination | None, Pointwise] = {
-    Combination.SUM: Pointwise.SUM,
-    Combination.DIFFERENCE: Pointwise.DIFFERENCE,
-    Combination.PRODUCT: Pointwise.PRODUCT,
-    Combination.MAXIMUM: Pointwise.MAXIMUM,
-    Combination.MINIMUM: Pointwise.MINIMUM,
-}
+_PAIRS: dict[Combination | None, Pointwise] = {Combination[op.name]: op for op in Pointwise}
 
 
 class _Tracer:
@@ -198,16 +192,16 @@ class _Tracer:
     def _codes_of_input(self, node: Node) -> Draft:
         """Adds the codes of an input of real values, or of its preprocessing in float."""
         type_of_input = node.layer.quantize_config.output.input_type
-        name, shape = call_name(node), _shape(node)
         codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
         image = next(name for name, holder in input_nodes(self.network).items() if holder is node)
         self.images[image] = Image(
             image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
         )
         if type_of_input == "int8":
-            return Materialized(self.builder.add(ShiftImage((image,), name), shape, codes))
+            shift = ShiftImage((image,), call_name(node))
+            return Materialized(self.builder.add(shift, _shape(node), codes))
         draft = self.drafts[node.inputs[0]]
-        return Materialized(self.builder.materialize(draft, Tensor(name, shape, codes)))
+        return Materialized(self.builder.materialize(draft, _output(node, codes)))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Draft:
         """Adds the codes of an image, whose real values are multiplied by a factor."""
@@ -244,7 +238,7 @@ class _Tracer:
         draft = OperationDraft(tuple(sources), operation)
         if node.type not in _MADE_IN_FLOAT32:
             return draft
-        return Materialized(draft.lower(self.builder, Tensor(call_name(node), _shape(node), None)))
+        return Materialized(draft.lower(self.builder, _output(node)))
 
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -262,9 +256,6 @@ class _Tracer:
             return draft
         return identity(self._tensor(node.inputs[0]), _shape(node)[-1])
 
-    def _normalization(self, node: Node) -> Draft:
-        return self._linear_before(node).folded(layers.affine(inner_layer(node.layer)))
-
     def _preprocessing(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         slope, offset = slope_and_offset(layer)
@@ -278,10 +269,6 @@ class _Tracer:
         offset = np.array(np.broadcast_to(offset, channels))
         deviation = np.where(slope == 0.0, 0.0, np.inf)
         return self._linear_before(node).folded(Affine(slope, offset, 0.0 * slope, deviation))
-
-    def _scaling(self, node: Node) -> Draft:
-        slope, offset = inner_layer(node.layer).affine()
-        return self._linear_before(node).scaled(slope, offset)
 
     def _combination(self, node: Node) -> Draft:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
@@ -335,36 +322,33 @@ class _Tracer:
         source = self._tensor(node.inputs[0])
         if (codes := self.builder.codes(source)) is None:
             return None
-        output = Tensor(call_name(node), _shape(node), codes)
-        return Materialized(draft.placed(self.builder, (source,), output))
+        return Materialized(draft.placed(self.builder, (source,), _output(node, codes)))
 
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
-        if layer_kinds.averages_windows(layer):
-            padding = "SAME" if layers.pads(self.network, node) else "VALID"
-            window = Window(tuple(layer.strides), padding)
-            pool = AveragePool((), "", tuple(layer.pool_size), window)
-            if draft := self._rounding_to_input(node, pool):
-                return draft
-        source = self._natural(node.inputs[0])
         pooling = layer_kinds.find_support(layer).pooling
         if pooling is None:
+            source = self._natural(node.inputs[0])
             return channel_mean(source, self.builder.shape(source)[-1])
         if pooling.whole:
-            return MeanDraft((source,), Mean((), "", bool(layer.keepdims)))
-        window = Window(tuple(layer.strides), layer.padding.upper())
-        size = tuple(layer.pool_size)
-        source_tensor = self.builder.tensors[source]
-        if source_tensor.codes is None or layers.pads(self.network, node):
-            means = AveragePoolDraft((source,), AveragePool((), "", size, window))
-            if source_tensor.codes is not None and means.parts(source_tensor.shape) is None:
+            mean = Mean((), "", bool(layer.keepdims))
+            return MeanDraft((self._natural(node.inputs[0]),), mean)
+        pads, size = layers.pads(self.network, node), tuple(layer.pool_size)
+        window = Window(tuple(layer.strides), "SAME" if pads else "VALID")
+        if draft := self._rounding_to_input(node, AveragePool((), "", size, window)):
+            return draft
+        source = self._natural(node.inputs[0])
+        source_codes = self.builder.codes(source)
+        if source_codes is None or pads:
+            as_in_keras = dataclasses.replace(window, padding=layer.padding.upper())
+            means = AveragePoolDraft((source,), AveragePool((), "", size, as_in_keras))
+            if source_codes is not None and means.parts(self.builder.shape(source)) is None:
                 self.warnings.append(
                     f"{layer.name}: AVERAGE_POOL_2D rounds its means to the codes that it reads, "
                     "and they are rounded again to codes of their own: some 20 % differ from those "
                     "of Keras by one; windows of up to 7x7, or padding='valid', are exact"
                 )
             return means
-        window = Window(window.strides, "VALID")
         return window_mean(source, _shape(node)[-1], size, window)
 
     def _concatenation(self, node: Node) -> Draft:
@@ -380,7 +364,7 @@ class _Tracer:
         """Returns a part and its tensor; a reader may set its grid where nothing else reads it."""
         node, alone = self.network[name], len(self.network.consumers(name)) == 1
         draft = self.drafts[name] if alone else Materialized(self._tensor(name))
-        return draft, Tensor(call_name(node), _shape(node), None)
+        return draft, _output(node)
 
     def _movement(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -397,9 +381,9 @@ class _Tracer:
         """Returns the layer with its output quantized, if it has a quantizer."""
         if layers.is_image(node) or layers.is_input(node):
             return draft
-        quantizer, name = output_quantizer(node.layer), call_name(node)
+        quantizer = output_quantizer(node.layer)
         if node.name == self.float_head:
-            return Materialized(draft.lower(self.builder, Tensor(name, _shape(node), None)))
+            return Materialized(draft.lower(self.builder, _output(node)))
         if quantizer is None:
             layer = inner_layer(node.layer)
             if not layer_kinds.rectifies(layer):
@@ -433,8 +417,7 @@ class _Tracer:
             codes = layers.codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft
-        output = Tensor(name, _shape(node), codes)
-        return Materialized(self.builder.materialize(draft, output))
+        return Materialized(self.builder.materialize(draft, _output(node, codes)))
 
     def _codes(self, name: str) -> Codes:
         codes = self.builder.codes(name)
@@ -451,8 +434,7 @@ class _Tracer:
         draft = self.drafts[node_name]
         if draft.tensor:
             return draft.tensor
-        node = self.network[node_name]
-        tensor = draft.lower(self.builder, Tensor(call_name(node), _shape(node), None))
+        tensor = draft.lower(self.builder, _output(self.network[node_name]))
         self.drafts[node_name] = Materialized(tensor)
         return tensor
 
@@ -469,9 +451,13 @@ class _Tracer:
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
-        Role.NORM: _normalization,
+        Role.NORM: lambda self, node: self._linear_before(node).folded(
+            layers.affine(inner_layer(node.layer))
+        ),
         Role.AFFINE: _preprocessing,
-        Role.SCALING: _scaling,
+        Role.SCALING: lambda self, node: self._linear_before(node).scaled(
+            *inner_layer(node.layer).affine()
+        ),
         Role.SUM: _combination,
         Role.PRODUCT: _combination,
         Role.CONCATENATION: _concatenation,
@@ -482,6 +468,11 @@ class _Tracer:
 def _shape(node: Node) -> tuple[int, ...]:
     """Returns the layer's output shape, which is known where the input's is."""
     return tuple(int(size or 0) for size in node.shape)
+
+
+def _output(node: Node, codes: Codes | None = None) -> Tensor:
+    """Returns the tensor of the layer's output, of codes or float."""
+    return Tensor(call_name(node), _shape(node), codes)
 
 
 def _image_of(node: Node, range_: InputRange) -> Image:

@@ -18,6 +18,7 @@ from sat_tf.graph.layers.kind import (
     NativeFunction,
     Role,
     axes_of,
+    refuse_batch_axis,
 )
 from sat_tf.graph.operation_layers import Clip
 
@@ -272,13 +273,6 @@ def _sloped(layer: Any, values: np.ndarray) -> np.ndarray:
     return np.where(values < 0.0, np.reshape(by_channel, (-1, 1)) * values, values)
 
 
-def _refuse_softmax(layer: Any) -> str | None:
-    axes = axes_of(layer)
-    if 0 in axes:
-        return f"received axis={layer.axis!r}, the batch, expected another one; use axis=-1"
-    return None
-
-
 def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
     axes = axes_of(layer)
     if axes not in ([-1], [rank]):
@@ -309,7 +303,7 @@ KINDS: Kinds = {
     ),
     L.Softmax: LayerKind(
         Role.SOFTMAX,
-        _refuse_softmax,
+        refuse_batch_axis,
         refuse_at=_refuse_softmax_at,
         function=Function(lambda layer: UNIT, native=lambda layer: _SOFTMAX),
         alike_at_all_sizes=True,

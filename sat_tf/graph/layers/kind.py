@@ -253,6 +253,15 @@ def axes_of(layer: Any) -> list[int]:
     return [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
 
 
+def refuse_batch_axis(layer: Any) -> str | None:
+    """Why a layer that works along the batch too is refused; None for other layers."""
+    axes = axes_of(layer)
+    if 0 in axes:
+        axis = axes if len(axes) > 1 else 0
+        return f"received axis={axis}, with the batch, expected another one; use axis=-1"
+    return None
+
+
 def refuse_channels_first(layer: Any) -> str | None:
     """Why a layer whose images have their channels first is refused; None for other layers."""
     if layer.data_format != "channels_last":

@@ -8,6 +8,7 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.graph import operation_layers
 from sat_tf.graph.layers.kind import (
     SAME,
     Combination,
@@ -20,18 +21,8 @@ from sat_tf.graph.layers.kind import (
     Pooling,
     Role,
     Shape,
+    refuse_batch_axis,
     refuse_channels_first,
-)
-from sat_tf.graph.operation_layers import (
-    ChannelMax,
-    ChannelMean,
-    ConstantSum,
-    DepthToSpace,
-    Gather,
-    Padding,
-    Scaling,
-    Slice,
-    SpaceToDepth,
 )
 
 L = keras.layers
@@ -149,12 +140,6 @@ def _window(layer: Any) -> tuple[Any, ...]:
     return tuple(layer.pool_size), tuple(layer.strides), layer.padding.upper()
 
 
-def _refuse_concatenation(layer: Any) -> str | None:
-    if layer.axis == 0:
-        return "received axis=0, the batch, expected another one; use axis=-1, the channels"
-    return None
-
-
 def _combining(role: Role, combination: Combination) -> LayerKind:
     return LayerKind(role, combination=combination, keras3=SAME)
 
@@ -192,11 +177,11 @@ KINDS: Kinds = {
         role=_resizing_role,
         **_RESIZED,
     ),
-    DepthToSpace: _of_sat_tf("DEPTH_TO_SPACE", lambda layer: (layer.block_size,)),
-    SpaceToDepth: _of_sat_tf("SPACE_TO_DEPTH", lambda layer: (layer.block_size,)),
-    Padding: _of_sat_tf("PAD", lambda layer: (tuple(map(tuple, layer.margins)),)),
-    Gather: _of_sat_tf("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
-    Slice: _movement(_slice),
+    operation_layers.DepthToSpace: _of_sat_tf("DEPTH_TO_SPACE", lambda layer: (layer.block_size,)),
+    operation_layers.SpaceToDepth: _of_sat_tf("SPACE_TO_DEPTH", lambda layer: (layer.block_size,)),
+    operation_layers.Padding: _of_sat_tf("PAD", lambda layer: (tuple(map(tuple, layer.margins)),)),
+    operation_layers.Gather: _of_sat_tf("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
+    operation_layers.Slice: _movement(_slice),
     L.Add: _combining(Role.SUM, Combination.SUM),
     L.Subtract: _combining(Role.SUM, Combination.DIFFERENCE),
     L.Average: _combining(Role.SUM, Combination.MEAN),
@@ -205,13 +190,13 @@ KINDS: Kinds = {
     L.Minimum: _combining(Role.CONCATENATION, Combination.MINIMUM),
     L.Concatenate: LayerKind(
         Role.CONCATENATION,
-        _refuse_concatenation,
+        refuse_batch_axis,
         combination=Combination.JOINED,
         short_name="Concat",
         keras3=SAME,
     ),
-    ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
-    Scaling: LayerKind(Role.SCALING, keras3=SAME),
+    operation_layers.ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
+    operation_layers.Scaling: LayerKind(Role.SCALING, keras3=SAME),
     L.MaxPooling1D: _pooling(mean=False, on_images=L.MaxPooling2D),
     L.MaxPooling2D: _pooling(
         mean=False,
@@ -239,6 +224,6 @@ KINDS: Kinds = {
         mean=True, whole=True, short_name="GlobalAverage", **_POOLED_IMAGES
     ),
     L.GlobalAveragePooling3D: _pooling(mean=True, whole=True),
-    ChannelMean: LayerKind(Role.MEAN),
-    ChannelMax: LayerKind(Role.MOVEMENT, moves=one_move("REDUCE_MAX")),
+    operation_layers.ChannelMean: LayerKind(Role.MEAN),
+    operation_layers.ChannelMax: LayerKind(Role.MOVEMENT, moves=one_move("REDUCE_MAX")),
 }

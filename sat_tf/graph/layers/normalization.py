@@ -22,6 +22,7 @@ from sat_tf.graph.layers.kind import (
     Moments,
     Role,
     axes_of,
+    refuse_batch_axis,
 )
 
 L = keras.layers
@@ -115,13 +116,6 @@ def _refuse_batch_normalization(layer: Any) -> str | None:
         return f"received axis={axes}, expected the channel axis, -1"
     if getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None) is not None:
         return "received renorm or virtual_batch_size, expected plain BatchNormalization"
-    return None
-
-
-def _refuse_normalization_of_layers(layer: Any) -> str | None:
-    axes = axes_of(layer)
-    if 0 in axes:
-        return f"received axis={axes}, with the batch, expected others; use axis=-1"
     return None
 
 
@@ -233,7 +227,7 @@ KINDS: Kinds = {
     SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
     L.LayerNormalization: LayerKind(
         Role.FUNCTION,
-        _refuse_normalization_of_layers,
+        refuse_batch_axis,
         weights_by_channel=True,
         normalizes=True,
         moments=_moments,

@@ -179,11 +179,6 @@ def _sum(call: OldCall) -> Replacement | None:
     return Replacement(tensors, [new_layer("Add")], takes_list=True)
 
 
-def _square(call: OldCall) -> Replacement | None:
-    tensor = call.argument(0, "x")
-    return Replacement([tensor, tensor], [new_layer("Multiply")], takes_list=True)
-
-
 def _leaky(call: OldCall) -> Replacement | None:
     return one_layer(call.argument(0, "features"), "LeakyReLU", call.argument(1, "alpha", 0.2))
 
@@ -207,11 +202,6 @@ def _cast(call: OldCall) -> Replacement | None:
 def _activation(name: str, call: OldCall) -> Replacement | None:
     tensor = only_tensor(call)
     return None if tensor is None else one_layer(tensor, "Activation", _function(name))
-
-
-def _stopped(call: OldCall) -> Replacement | None:
-    tensor = only_tensor(call)
-    return None if tensor is None else one_layer(tensor, "StopGradient")
 
 
 def _function(name: str) -> Any:
@@ -287,10 +277,6 @@ def _layer(name: str, *settings: str) -> Callable[[Any], Twin]:
     return lambda call: new_layer(name, *(getattr(call.operation, setting) for setting in settings))
 
 
-def _as_layer(name: str, call: Any) -> Twin:
-    return new_layer("Activation", _function(name))
-
-
 def _merge(call: Any) -> Twin:
     """A layer of that name, if there is one, for two tensors of one rank and type."""
     name, dtype = call.row.class_name, call.outputs[0].dtype
@@ -356,14 +342,13 @@ def _two(name: str, *calls: str, twin: Any = _merge, **fields: Any) -> Operation
     return OperationKind(name, calls, **{"keras3": partial(_on_two, name), "twin": twin, **fields})
 
 
-def _comparing(name: str, *calls: str) -> OperationKind:
-    """An operation that compares two tensors."""
-    return _two(name, *calls, twin=partial(_of_type, ""))
-
-
 def _activated(name: str, *calls: str) -> OperationKind:
     """An operation that both Kerases have as an activation function."""
-    return _one(name, *calls, layers=partial(_activation, name), twin=partial(_as_layer, name))
+
+    def twin(call: Any) -> Twin:
+        return new_layer("Activation", _function(name))
+
+    return _one(name, *calls, layers=partial(_activation, name), twin=twin)
 
 
 _LARGER = _Clipping(partial(_ends_of_extremum, True), "Maximum")
@@ -374,26 +359,30 @@ _SUMMED = (
     "image"
 )
 
+# Functions that have one name in TensorFlow and Keras 3, and no layers.
+_LEFT_FLOAT = "cos erf exp floor log logical_not reciprocal rsqrt sign sin sqrt"
+_COMPARISONS = "equal greater greater_equal less less_equal not_equal"
+
 OF_ONE = (
+    *(_one(name, f"math.{name}") for name in _LEFT_FLOAT.split()),
     _one("abs", "math.abs", "abs", layers=partial(_activation, "absolute"), synonyms=("Absolute",)),
-    _one("cos", "math.cos"),
-    _one("erf", "math.erf"),
-    _one("exp", "math.exp"),
-    _one("floor", "math.floor"),
-    _one("log", "math.log"),
-    _one("logical_not", "math.logical_not"),
     _one(
         "negative",
         "math.negative",
         layers=lambda call: _scaled(call.argument(0, "x"), "x * c", -1.0),
     ),
-    _one("reciprocal", "math.reciprocal"),
-    _one("rsqrt", "math.rsqrt"),
-    _one("sign", "math.sign"),
-    _one("sin", "math.sin"),
-    _one("sqrt", "math.sqrt"),
-    _one("square", "math.square", layers=_square),
-    _one("stop_gradient", "stop_gradient", layers=_stopped),
+    _one(
+        "square",
+        "math.square",
+        layers=lambda call: Replacement(
+            [call.argument(0, "x")] * 2, [new_layer("Multiply")], takes_list=True
+        ),
+    ),
+    _one(
+        "stop_gradient",
+        "stop_gradient",
+        layers=lambda call: one_layer(call.argument(0, "input"), "StopGradient"),
+    ),
     _activated("selu", "nn.selu"),
     _activated("sigmoid", "math.sigmoid"),
     _activated("silu", "nn.silu"),
@@ -434,14 +423,9 @@ OF_TWO = (
         fix=_SUMMED,
         layers=partial(_layers_of_two, "Subtract", "x - c", "c - x"),
     ),
-    _comparing("equal", "math.equal"),
-    _comparing("greater", "math.greater"),
-    _comparing("greater_equal", "math.greater_equal"),
-    _comparing("less", "math.less"),
-    _comparing("less_equal", "math.less_equal"),
     _two("logical_and", "math.logical_and", twin=partial(_of_type, "bool")),
     _two("logical_or", "math.logical_or", twin=partial(_of_type, "bool")),
-    _comparing("not_equal", "math.not_equal"),
+    *(_two(name, f"math.{name}", twin=partial(_of_type, "")) for name in _COMPARISONS.split()),
 )
 # Operations with settings of their own, and those that TensorFlow has no function for.
 _OTHERS = (
@@ -474,8 +458,7 @@ _OTHERS = (
         keras3=lambda keras3, features, approximate=False: keras3.ops.gelu(features, approximate),
         twin=_gelu_twin,
     ),
-    _activated("hard_sigmoid"),
-    _activated("hard_silu"),
+    *map(_activated, ("hard_sigmoid", "hard_silu", "log_sigmoid", "tanh_shrink")),
     OperationKind(
         "identity",
         ("identity",),
@@ -489,7 +472,6 @@ _OTHERS = (
         keras3=lambda keras3, features, alpha=0.2: keras3.ops.leaky_relu(features, alpha),
         twin=_layer("LeakyReLU", "negative_slope"),
     ),
-    _activated("log_sigmoid"),
     _one(
         "log_softmax",
         "nn.log_softmax",
@@ -509,7 +491,6 @@ _OTHERS = (
         twin=_layer("Softmax", "axis"),
     ),
     OperationKind("squared_difference", ("math.squared_difference",), keras3=_squared_difference),
-    _activated("tanh_shrink"),
     _one(
         "where",
         "where",

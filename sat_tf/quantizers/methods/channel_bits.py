@@ -23,7 +23,7 @@ from sat_tf.configs import (
 )
 from sat_tf.quantizers import l1
 
-# Rounding of float64 may have moved a comparison by this share of the sum of all errors.
+# Sums of errors that differ by no more than this share of the largest error are equal.
 _ROUNDING = 1e-12
 # Layers of this many bits have them in all channels, whatever the limits of other layers.
 _ALL_BITS = 8
@@ -193,10 +193,8 @@ def squared_errors(
 def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
     """The bits b of the channels with the least Σ_c errors_c(b_c) of all with Σ_c b_c = C · mean.
 
-    Errors that are convex in the bits, as nearly all are, leave nothing to search: bits are given
-    one at a time to where the error drops most. Others are replaced by their lower convex
-    envelopes; where the result is above their bound, the channels that the gap leaves open are
-    solved by dynamic programming. Of equal drops those at fewer bits, and the first, come first.
+    They are found by dynamic programming: channel after channel, the least sum for each number of
+    bits that those before have spent. Of equal sums the one with the most even bits wins.
     """
     errors = np.asarray(errors, np.float64)
     channels, columns = errors.shape
@@ -206,56 +204,20 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
             f"mean={mean!r}: received errors at {lowest} to {lowest + columns - 1} bits, expected "
             "a mean among them."
         )
-    envelope = _lower_envelope(errors)
-    # The drops do not increase along a row, except for rounding.
-    drops = np.minimum.accumulate(-np.diff(envelope, axis=1), axis=1)
-    order = np.argsort(-drops.T.ravel(), kind="stable")[:spent]
-    extra_bits = np.bincount(order % channels, minlength=channels)
-    rows = np.arange(channels)
-    gap = float(np.sum(errors[rows, extra_bits] - envelope[rows, extra_bits]))
-    tolerance = _ROUNDING * float(np.sum(np.abs(errors[:, 0])))
-    if gap > tolerance:
-        # The worth of one bit at the optimum of the envelopes: an option that costs more than the
-        # gap beyond the best one of its row is in no better choice.
-        worth = float(drops.T.ravel()[order[-1]])
-        lost = errors + worth * np.arange(columns)
-        lost -= np.min(envelope + worth * np.arange(columns), axis=1, keepdims=True)
-        possible = lost <= gap + tolerance
-        is_open = np.sum(possible, axis=1) > 1
-        options = np.where(possible, errors, np.inf)[is_open]
-        extra_bits[is_open] = _least_sum(options, int(np.sum(extra_bits[is_open])))
-    return extra_bits + lowest
-
-
-def _lower_envelope(errors: np.ndarray) -> np.ndarray:
-    """The largest convex function of the column that is nowhere above each row."""
-    columns = errors.shape[1]
-    envelope = errors.copy()
-    for low in range(columns):
-        for high in range(low + 2, columns):
-            for between in range(low + 1, high):
-                share = (between - low) / (high - low)
-                chord = (1.0 - share) * errors[:, low] + share * errors[:, high]
-                envelope[:, between] = np.minimum(envelope[:, between], chord)
-    return envelope
-
-
-def _least_sum(options: np.ndarray, spent: int) -> np.ndarray:
-    """The column of each row with the least sum of all whose columns add up to `spent`."""
-    rows, columns = options.shape
-    least = np.full(spent + 1, np.inf)  # of the rows so far, by what they have spent
-    least[0] = 0.0
-    best_columns = np.zeros((rows, spent + 1), np.uint8)
-    for row in range(rows):
-        new_least = np.full(spent + 1, np.inf)
-        for column in range(min(columns, spent + 1)):
-            tried = least[: spent + 1 - column] + options[row, column]
-            better = tried < new_least[column:]
-            new_least[column:][better] = tried[better]
-            best_columns[row, column:][better] = column
-        least = new_least
-    picks = np.zeros(rows, np.int64)
-    for row in reversed(range(rows)):
-        picks[row] = best_columns[row, spent]
-        spent -= int(picks[row])
-    return picks
+    even = _ROUNDING * (np.max(np.abs(errors)) or 1.0) * np.arange(columns) ** 2
+    # The least sums of the channels so far, by what they have spent, behind those of less than 0.
+    least = np.full(spent + columns, np.inf)
+    least[columns - 1] = 0.0
+    choices = []
+    for row in errors + even:
+        sums = [
+            least[columns - 1 - more : least.size - more] + row[more] for more in range(columns)
+        ]
+        choices.append(np.argmin(sums, axis=0).astype(np.uint8))
+        least[columns - 1 :] = np.min(sums, axis=0)
+    bits = np.full(channels, lowest)
+    for channel in reversed(range(channels)):
+        more = int(choices[channel][spent])
+        bits[channel] += more
+        spent -= more
+    return bits

@@ -1,7 +1,7 @@
 """The rules of efficient training as numbers: κ₀ of the classifier, κ₁ and κ₂ of gradients."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from sat_tf.messages import ModelError
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.quantizers.quantizing_layer import standing_in
 from sat_tf.training.audit.linear_layers import (
     LinearCall,
     activation_name,
@@ -83,7 +84,7 @@ def _tapping(layer: Any, tape: tf.GradientTape, kernels: _Kernels) -> Callable[.
                 effective = tf.identity(tf.convert_to_tensor(getattr(layer, kernel.attribute)))
                 tape.watch(effective)
                 kernels.setdefault((id(layer), kernel.attribute), []).append(effective)
-                stack.enter_context(_replaced(layer, kernel.attribute, effective))
+                stack.enter_context(standing_in(layer, {kernel.attribute: effective}))
             return call(*arguments, **options)
 
     return tapping
@@ -107,21 +108,6 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
         return tf.cast(normalized, inputs.dtype)
 
     return call
-
-
-@contextlib.contextmanager
-def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
-    # This bypasses Keras' __setattr__, which would track the new value, or untrack the old one.
-    attributes = vars(layer)
-    had, old = attribute in attributes, attributes.get(attribute)
-    attributes[attribute] = value
-    try:
-        yield
-    finally:
-        if had:
-            attributes[attribute] = old
-        else:
-            del attributes[attribute]
 
 
 class Flow(NamedTuple):
@@ -206,9 +192,8 @@ class GradientProbe:
         }
         return GradientFlow(flows, *measurements)
 
-    @contextlib.contextmanager
-    def _tapped(self, tape: tf.GradientTape) -> Iterator[tuple[_Kernels, dict[str, tf.Tensor]]]:
-        """Gives the kernels and clipping levels that a call of the model inside goes through.
+    def _run(self, images: tf.Tensor, shares: tf.Tensor) -> Any:
+        """Measures the kernels and clipping levels that a call of the model goes through.
 
         With training=False nothing is dropped at random and no statistics move; nevertheless
         BatchNormalization uses the statistics of its batch, unless it is frozen, or the model
@@ -216,7 +201,8 @@ class GradientProbe:
         """
         kernels: _Kernels = {}
         levels = {}
-        with contextlib.ExitStack() as stack:
+        tape = tf.GradientTape(watch_accessed_variables=False)
+        with tape, contextlib.ExitStack() as stack:
             for layer in self._model._flatten_layers(include_self=False, recursive=True):
                 if isinstance(layer, QuantizedLayer):
                     variables = layer.output_variables
@@ -225,28 +211,24 @@ class GradientProbe:
                         tape.watch(level)
                         levels[layer.layer.name] = level
                         variables = {**variables, CLIPPING_LEVEL: level}
-                        stack.enter_context(_replaced(layer, "output_variables", variables))
+                        stack.enter_context(standing_in(layer, {"output_variables": variables}))
                 elif layer_kinds.kernels_of(layer):
-                    stack.enter_context(_replaced(layer, "call", _tapping(layer, tape, kernels)))
+                    tapping = _tapping(layer, tape, kernels)
+                    stack.enter_context(standing_in(layer, {"call": tapping}))
                 # Frozen layers use the statistics they have.
                 elif (
                     layer_kinds.is_batch_normalization(layer)
                     and layer.trainable
                     and id(layer) not in self._frozen
                 ):
-                    stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
+                    stack.enter_context(standing_in(layer, {"call": _by_batch(layer)}))
             for layer in self._softmaxes:
                 # A quantizing wrapper observes the input of the function that is the activation.
-                of_function = ("activation", keras.activations.linear)
-                of_layer = ("call", lambda inputs, *_, **__: inputs)
+                of_function = {"activation": keras.activations.linear}
+                of_layer = {"call": lambda inputs, *_, **__: inputs}
                 softmax = of_function if hasattr(layer, "activation") else of_layer
-                stack.enter_context(_replaced(layer, *softmax))
-            yield kernels, levels
-
-    def _run(self, images: tf.Tensor, shares: tf.Tensor) -> Any:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with self._tapped(tape) as (kernels, levels):
-                logits = tf.cast(self._model(images, training=False), tf.float32)
+                stack.enter_context(standing_in(layer, softmax))
+            logits = tf.cast(self._model(images, training=False), tf.float32)
             losses = tf.nn.softmax_cross_entropy_with_logits(shares, logits)
             loss = tf.reduce_mean(losses)
         gradients, slopes = tape.gradient(loss, (kernels, levels))

@@ -219,13 +219,11 @@ class TrainingRules(keras.callbacks.Callback):
         self._before, self._at_last_measurement = {}, now
         self._warn(self.latest)
         if self._rule_log is not None:
-            shares = {"flipped": self.flipped, "moved": self.moved}
-            rows = [
-                {**row, **{column: share.get(row["name"]) for column, share in shares.items()}}
-                if row["row"] == "layer"
-                else row
-                for row in self.latest.to_rows()
-            ]
+            rows = self.latest.to_rows()
+            for row in rows:
+                if row["row"] == "layer":
+                    name = row["name"]
+                    row |= {"flipped": self.flipped.get(name), "moved": self.moved.get(name)}
             self._rule_log.write(self._step, rows)
         if self._writer is not None:
             with self._writer.as_default(step=self._step):

@@ -118,13 +118,16 @@ def write_results(run: Run) -> None:
 
 def write_report(folder: RunFolder, config: Config) -> None:
     """Writes report.html from the files of a run."""
-    epochs = EpochMetrics.read(folder)
+    epochs, recipes = EpochMetrics.read(folder), config.recipes
+    # These are given to a model in training besides the labels.
+    of_recipes = {"the teacher": recipes.distillation, "smoothed labels": recipes.label_smoothing}
+    targets = " and ".join(words for words, recipe in of_recipes.items() if recipe is not None)
     report.write_report(
         folder,
         name=config.name,
         is_run=folder.holds_run,
         weights_by=_weights(config.policy),
-        curves=learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else [],
+        curves=learning_curves(epochs, EPOCHS, targets=targets) if epochs else [],
         num_epochs=len(epochs),
         epochs=epochs_table(epochs, EPOCHS),
         environment=folder.environment,
@@ -140,10 +143,3 @@ def _weights(policy: BitPolicy) -> str:
     is_best = name == known_weights({"weight_bits": policy.weight_bits})
     best = f", and it is the best known at {policy.weight_bits} bits" if is_best else ""
     return f"{name}: the policy names none{best}"
-
-
-def _targets(config: Config) -> str:
-    """Names the targets that recipes give a model in training besides the labels."""
-    recipes = config.recipes
-    targets = {"the teacher": recipes.distillation, "smoothed labels": recipes.label_smoothing}
-    return " and ".join(words for words, recipe in targets.items() if recipe is not None)

@@ -35,12 +35,7 @@ from sat_tf.training.distribution import (
     writes_files,
 )
 from sat_tf.training.learner import training_copy
-from sat_tf.training.loop.outcome import (
-    measure_layers,
-    write_report,
-    write_results,
-    write_tflite,
-)
+from sat_tf.training.loop.outcome import measure_layers, write_report, write_results, write_tflite
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
     about_data,

@@ -13,8 +13,8 @@ from sat_tf.analysis.allocation.allocation import (
     costs_of_table,
     table_of_sensitivity,
 )
-from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices, milliseconds_of
+from sat_tf.analysis.allocation.result import read_budget
 from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
@@ -297,15 +297,12 @@ def test_bits_of_layers_are_means_where_channels_have_their_own(model, tmp_path)
 # -- how it is shown ---------------------------------------------------------------------------
 
 
-def test_the_table_says_bits_totals_and_the_proof(found):
+def test_the_table_says_bits_totals_and_the_proof_and_rows_have_the_bits(found):
     text = found.table()
     for words in ("residual: bits by table", "file bytes", "proven optimal (gap 0)", "shortcut"):
         assert words in text
     assert repr(found).startswith("<Allocation: residual: file bytes ")
     assert repr(found).endswith(", optimal>")
-
-
-def test_rows_have_the_bits_of_the_layers(found):
     rows = found.to_rows()
     assert all(tuple(row) == found.COLUMNS for row in rows)
     assert [row["weight_bits"] for row in rows] == [layer.weight_bits for layer in found.layers]

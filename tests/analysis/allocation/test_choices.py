@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.analysis.allocation.allocation import costs_of_table
-from sat_tf.analysis.allocation.budget import SHORT, Knapsack, read_budget, solve
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
+from sat_tf.analysis.allocation.result import Knapsack, read_budget, solve
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis.allocation.small_models import joined, residual
 
@@ -28,31 +28,28 @@ def named(found):
     return {layer.name: layer for layer in found.layers}
 
 
-def test_the_policy_settles_the_ends_and_streams():
+def test_the_policy_settles_the_ends_and_streams_and_what_it_overrides():
     found = named(choices(residual()))
-    assert found["stem"].choices == [(8, 8)]
-    assert found["classifier"].choices == [(8, 8)]
+    assert found["stem"].choices == found["classifier"].choices == [(8, 8)]
     # It reads the stream of the first sum as it is.
     assert found["one"].choices == [(2, 8), (4, 8), (8, 8)]
     assert found["two"].choices == list(itertools.product(BITS, BITS))
-
-
-def test_ends_are_chosen_for_where_the_policy_leaves_them():
     found = named(choices(residual(), BitPolicy.mobile(4, **EVERYWHERE)))
     assert found["stem"].choices == [(2, 8), (4, 8), (8, 8)]
-
-
-def test_bits_given_by_overrides_stay():
     overrides = {"two": {"weight_bits": 3}, "four": {"activation_bits": 5}}
     found = named(choices(residual(), BitPolicy.mobile(4, overrides=overrides)))
     assert found["two"].choices == [(3, 2), (3, 4), (3, 8)]
     assert found["four"].choices == [(2, 5), (4, 5), (8, 5)]
 
 
-def test_layers_that_read_one_tensor_are_tied():
+def test_layers_that_read_one_tensor_or_parts_of_a_concatenation_are_tied():
     found = named(choices(residual()))
     assert found["three"].tie == found["shortcut"].tie
     assert len({found[name].tie for name in ("two", "three", "four")}) == 3
+    found = named(choices(joined()))
+    assert found["up"].tie == found["down"].tie
+    assert found["left"].tie == found["right"].tie
+    assert found["left"].tie != found["up"].tie
 
 
 def test_layers_that_read_one_stream_are_tied_where_streams_are_requantized():
@@ -66,13 +63,6 @@ def test_layers_that_read_one_stream_are_tied_where_streams_are_requantized():
     assert found["one"].tie == found["two"].tie
     as_they_are = named(choices(model))
     assert not as_they_are["one"].chooses_activations
-
-
-def test_readers_of_a_concatenation_are_tied():
-    found = named(choices(joined()))
-    assert found["up"].tie == found["down"].tie
-    assert found["left"].tie == found["right"].tie
-    assert found["left"].tie != found["up"].tie
 
 
 def test_calls_of_one_layer_tie_what_they_read():
@@ -126,13 +116,10 @@ def test_open_image_sizes_leave_values_unknown():
 
 def test_numbers_and_shares_are_read():
     found = read_budget({"bytes": np.int64(10), "average_bits": "62.5%"})
-    assert found == {"bytes": 10, **dict.fromkeys(SHORT["average_bits"], "62.5%")}
+    both = ("average_weight_bits", "average_activation_bits")
+    assert found == {"bytes": 10, **dict.fromkeys(both, "62.5%")}
     assert type(found["bytes"]) is int
-
-
-def test_average_bits_are_those_of_weights_and_of_activations():
-    found = read_budget({"average_bits": 4})
-    assert found == {"average_weight_bits": 4.0, "average_activation_bits": 4.0}
+    assert read_budget({"average_bits": 4}) == dict.fromkeys(both, 4.0)
 
 
 def layer_of(name, weight_bits, *, is_chosen):
@@ -157,11 +144,8 @@ def values(table):
     return costs_of_table(table, TWO_LAYERS)
 
 
-def test_pairs_of_bits_win_over_weight_bits_alone():
+def test_pairs_of_bits_win_over_weight_bits_alone_and_one_number_holds_for_every_choice():
     assert values({"conv": {2: 3, 4: 2, (4, 8): 1}}) == [3.0, 1.0, 0.0]
-
-
-def test_one_number_holds_for_every_choice():
     assert values({"conv": 0.5, "dense": 2}) == [0.5, 0.5, 2.0]
     assert values({"conv": {4: 3, None: 1}}) == [1.0, 3.0, 0.0]
 

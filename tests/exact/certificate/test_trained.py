@@ -7,8 +7,8 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.certificate.certificate import certificate_page
 from sat_tf.exact.certificate.comparison import TrainedCounter
-from sat_tf.exact.certificate.page import certificate_page
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.lowering.pipeline import deployed_graph
@@ -37,8 +37,8 @@ def range_of(quantized, name, factor):
         variables[end].assign(factor * variables[end])
 
 
-def certified(quantized, values, tmp_path):
-    return proved(quantized, tmp_path / "model.tflite", values, runtimes=("xnnpack",))[1]
+def certified(quantized, values, tmp_path, **file):
+    return proved(quantized, tmp_path / "model.tflite", values, file, runtimes=("xnnpack",))[1]
 
 
 def with_output(found, **changes):
@@ -47,6 +47,13 @@ def with_output(found, **changes):
     changed = dataclasses.replace(runtime.outputs[0], **changes)
     runtime = dataclasses.replace(runtime, outputs=[changed])
     return dataclasses.replace(found, runtimes={"xnnpack": runtime})
+
+
+def by_itself(found, **changes):
+    """The first tensor, with codes that differ by themselves."""
+    return dataclasses.replace(
+        found.trained[0], explained_share=0.3, alone_compared=1000, **changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +125,7 @@ def test_answers_that_part_by_rounded_biases_are_told_why_and_what_to_do(tmp_pat
     off = with_output(found, values=dataclasses.replace(output.values, off=1))
     told = {}
     for differing in (0, 50):
-        tensor = dataclasses.replace(
-            found.trained[0], explained_share=0.3, alone_compared=1000, alone_differing=differing
-        )
-        parts = dataclasses.replace(off, trained=[tensor])
+        parts = dataclasses.replace(off, trained=[by_itself(found, alone_differing=differing)])
         (told[differing],) = (note.words for note in parts.trained_notes)
     assert told[50].startswith(f"{told[0]}; the file has rounded biases and the model has not: ")
     assert "export with snap_biases=True" in told[50]
@@ -155,9 +159,8 @@ def test_what_keras_clips_behind_a_join_does_not_saturate_in_front_of_it(join, t
 def test_a_sigmoid_of_nearly_1_does_not_saturate(tmp_path):
     features = keras.Input((8,), name="features")
     hidden = L.Dense(16, activation="relu")(features)
-    model = keras.Model(
-        features, L.Reshape((1, 1))(L.Dense(1, activation="sigmoid", name="sure")(hidden))
-    )
+    sure = L.Dense(1, activation="sigmoid", name="sure")(hidden)
+    model = keras.Model(features, L.Reshape((1, 1))(sure))
     model.get_layer("sure").bias.assign([9.0])
     policy = BitPolicy.mobile(8, input_type="float32", target="ethos-u55")
     found = certified(calibrated(model, policy, VALUES), VALUES, tmp_path)
@@ -218,12 +221,8 @@ def test_answers_part_where_more_than_a_few_classes_are_others(differing, places
 @pytest.mark.parametrize(
     ("images", "differing", "places", "kind"),
     [
-        (5, 5, 1, "watch"),
-        (6, 6, 1, "watch"),
-        (29, 29, 1, "watch"),
-        (30, 30, 1, "bad"),
-        (29, 0, 1, "watch"),
-        (30, 0, 1, "good"),
+        *((count, count, 1, "watch") for count in (5, 6, 29)),
+        *((30, 30, 1, "bad"), (29, 0, 1, "watch"), (30, 0, 1, "good")),
         # Many pixels tell that answers part; few images do not tell that they are kept.
         (5, 40, 64, "bad"),
         (5, 0, 64, "watch"),
@@ -309,12 +308,7 @@ def test_float_streams_are_in_keras_what_the_file_makes_of_them(policy, tmp_path
     streams = {name for name, observer in observers.items() if observer.trains_float}
     assert {"normed", "gate", "gated", "added", "pooled"} <= streams
     assert not {"numbers", "windows"} & streams  # an output, and float in the file
-    sat_tf.export_tflite(quantized, tmp_path / "model.tflite", snap_biases=True)
-    images = images_for(quantized, 16)
-    found = sat_tf.verify_tflite(
-        quantized, tmp_path / "model.tflite", images, runtimes=["xnnpack"], progress=False
-    )
-    assert found.codes_differing == 0
+    found = certified(quantized, images_for(quantized, 16), tmp_path, snap_biases=True)
     assert not any(count.is_unexplained for count in found.trained)
     assert found.trained_differing < 0.001
 
@@ -336,18 +330,12 @@ PREPROCESSING = {
 }
 
 
-def certified_snapped(quantized, images, tmp_path):
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path, snap_biases=True)
-    return sat_tf.verify_tflite(quantized, path, images, runtimes=["xnnpack"], progress=False)
-
-
 @pytest.mark.parametrize("first", PREPROCESSING)
 def test_constants_of_preprocessing_give_keras_the_codes_of_its_file(first, tmp_path):
     model = behind_float_layers(PREPROCESSING[first]())
     quantized = calibrated(model, BitPolicy.mobile(8, unsupported="float"))
-    found = certified_snapped(quantized, images_for(model, 8), tmp_path)
-    assert (found.codes_differing, found.trained[1].name) == (0, "first")
+    found = certified(quantized, images_for(model, 8), tmp_path, snap_biases=True)
+    assert found.trained[1].name == "first"
     assert found.trained[1].codes_differing == 0
     assert not any(count.is_unexplained for count in found.trained)
 
@@ -357,7 +345,7 @@ def test_tensors_behind_float_layers_are_not_accused_of_what_these_read(tmp_path
     quantized = calibrated(model, BitPolicy.mobile(8, unsupported="float"))
     layer = quantized.get_layer("quant_first")
     layer.output_variables["clipping_level"].assign(2.0)  # half of all pixels are ties
-    found = certified_snapped(quantized, images_for(model, 8), tmp_path)
+    found = certified(quantized, images_for(model, 8), tmp_path, snap_biases=True)
     by_itself = {count.name: count.alone_share for count in found.trained}
     behind = {name: share for name, share in by_itself.items() if name != "first"}
     assert by_itself["first"] > 0.05
@@ -370,14 +358,8 @@ def test_tensors_behind_float_layers_are_not_accused_of_what_these_read(tmp_path
 def test_a_model_with_the_biases_of_its_file_is_not_told_to_take_them(tmp_path):
     quantized = regression()
     found, told = certified(quantized, VALUES, tmp_path), {}
+    tensor = by_itself(found, alone_differing=50, codes_differing=found.trained[0].codes_compared)
     for has_biases in (False, True):
-        tensor = dataclasses.replace(
-            found.trained[0],
-            explained_share=0.3,
-            alone_compared=1000,
-            alone_differing=50,
-            codes_differing=found.trained[0].codes_compared,
-        )
         parts = dataclasses.replace(found, trained=[tensor], has_biases_of_file=has_biases)
         (told[has_biases],) = (note.words for note in parts.trained_notes)
     assert "export with snap_biases=True" in told[False]

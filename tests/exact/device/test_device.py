@@ -9,6 +9,7 @@ import site
 import subprocess
 import sys
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -67,16 +68,11 @@ def test_a_machine_that_computes_the_codes_is_said_to(kit, small_file, few_image
     expected = verify_file(small_file, few_images, runtimes=())
     assert f"0 of {len(expected.codes)} tensors differ" in done.stdout
     found = read_device_certificate(certificate_in(tmp_path)).check
-    assert (found.codes_compared, found.codes_differing) == (expected.codes_compared, 0)
-    assert (found.first_differing, found.is_exact) == (None, True)
+    counts = found.codes_compared, found.codes_differing, found.first_differing, found.is_exact
+    assert counts == (expected.codes_compared, 0, None, True)
     assert (found.machine, found.delegate) == (platform.machine(), "XNNPACK")
     assert found.versions["numpy"] == np.__version__
     assert found.milliseconds > 0
-
-
-def test_it_runs_unpacked_as_well(folder, tmp_path):
-    assert checked(folder / "check.py", tmp_path).returncode == 0
-    assert checked(folder, tmp_path).returncode == 0  # python FOLDER
 
 
 def test_it_needs_python_numpy_and_litert_alone(kit, tmp_path):
@@ -89,19 +85,14 @@ def test_it_needs_python_numpy_and_litert_alone(kit, tmp_path):
         for pattern in ("numpy", "numpy.libs", "ai_edge_litert", "ai_edge_litert-*"):
             for found in place.glob(pattern):
                 (own / found.name).symlink_to(found)
-    done = checked(kit.path, tmp_path, python=str(tmp_path / "venv" / "bin" / "python"))
-    assert (done.returncode, done.stderr) == (0, "")
+    folder = unpacked(kit.path, tmp_path / "kit")
+    for script in (kit.path, folder / "check.py", folder):
+        done = checked(script, tmp_path, python=str(tmp_path / "venv" / "bin" / "python"))
+        assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_is_written_for_python_3_9_and_imports_no_more():
-    tree = ast.parse(pathlib.Path(check.__file__).read_text(), feature_version=(3, 9))
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").split(".")[0])
-    assert names - set(sys.stdlib_module_names) == {"numpy", "ai_edge_litert"}
+def test_it_is_written_for_python_3_9():
+    ast.parse(pathlib.Path(check.__file__).read_text(), feature_version=(3, 9))
 
 
 def test_without_numpy_or_litert_it_says_what_to_install(kit, tmp_path):
@@ -116,9 +107,14 @@ def test_a_litert_that_refuses_the_file_is_named_with_the_one_it_is_for(folder, 
         for code in model.operatorCodes:
             code.version = 99
 
+    reseal(folder, lambda kit: kit.update(litert="9.9.9"))
+    done = checked_here(folder, tmp_path)
+    assert done.returncode == 0
+    assert "the kit was made with ai-edge-litert 9.9.9" in done.stdout
+    certificate_in(tmp_path).unlink()
     content = (folder / "model.tflite").read_bytes()
     (folder / "model.tflite").write_bytes(changed(content, of_tomorrow))
-    reseal(folder, lambda kit: kit.update(litert="9.9.9"))
+    reseal(folder)
     done = checked_here(folder, tmp_path)
     assert done.returncode == 2
     assert "does not load the file, which is for 9.9.9" in done.stderr
@@ -126,32 +122,49 @@ def test_a_litert_that_refuses_the_file_is_named_with_the_one_it_is_for(folder, 
     assert not list(tmp_path.glob("certificate*"))
 
 
-def test_another_litert_than_that_of_the_kit_is_noted(folder, tmp_path):
-    reseal(folder, lambda kit: kit.update(litert="9.9.9"))
-    done = checked_here(folder, tmp_path)
-    assert done.returncode == 0
-    assert "the kit was made with ai-edge-litert 9.9.9" in done.stdout
+def _with_more(name):
+    """Text stays text, as JSON takes a further key, and Python a comment at its end."""
+
+    def change(folder):
+        content = (folder / name).read_bytes()
+        more = content[:-2] + b',"a":1}' if name == "kit.json" else content + b"#"
+        (folder / name).write_bytes(more)
+
+    return change
 
 
-@pytest.mark.parametrize(
-    "name", ["model.tflite", "images.npy", "codes/1", "check.py", "__main__.py", "kit.json"]
-)
-def test_a_part_that_was_changed_is_named(name, folder, tmp_path):
-    content = (folder / name).read_bytes()
-    # Text stays text, as JSON takes a further key, and Python a comment at its end.
-    (folder / name).write_bytes(content + b"#" if name != "kit.json" else content[:-2] + b',"a":1}')
+def _with_a_name(name):
+    def change(folder):
+        (folder.parent / "secret").write_text("secret")
+        reseal(folder, lambda kit: kit["files"].update({name: check.sha256(b"secret")}))
+
+    return change
+
+
+_PARTS = ("model.tflite", "images.npy", "codes/1", "kit.json")
+_OUTSIDE = ("../secret", "/etc/hostname", "codes/../../secret")
+_BAD_KITS = [
+    *(
+        (_with_more(name), f"the kit was changed in {name}; copy it again")
+        for name in (*_PARTS, "check.py", "__main__.py")
+    ),
+    *(((lambda at, name=name: (at / name).unlink()), f"{name} cannot be read") for name in _PARTS),
+    *(
+        ((lambda at, text=text: (at / "kit.json").write_text(text)), "kit.json is damaged")
+        for text in ("", "no JSON", "[]", "{}", '{"seal": 1, "files": 2}')
+    ),
+    # Names that lead out of the kit are not followed.
+    *((_with_a_name(name), f"the kit was changed in {name}") for name in _OUTSIDE),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), _BAD_KITS)
+def test_what_is_wrong_with_a_kit_is_named(change, problem, folder, tmp_path):
+    change(folder)
     done = checked_here(folder, tmp_path)
     assert done.returncode == 2
-    assert f"the kit was changed in {name}; copy it again" in done.stderr
+    assert problem in done.stderr
     assert not list(tmp_path.glob("certificate*"))
-
-
-@pytest.mark.parametrize("name", ["model.tflite", "images.npy", "codes/0", "kit.json"])
-def test_a_part_that_is_missing_is_named(name, folder, tmp_path):
-    (folder / name).unlink()
-    done = checked_here(folder, tmp_path)
-    assert done.returncode == 2
-    assert f"{name} cannot be read" in done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"import sys", None])
@@ -176,23 +189,6 @@ def test_the_script_that_runs_is_the_one_that_was_hashed(kit, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "another script" not in done.stdout
     assert certificate_in(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"seal": 1, "files": 2}'])
-def test_a_kit_json_that_is_none_is_named(text, folder, tmp_path):
-    (folder / "kit.json").write_text(text)
-    done = checked_here(folder, tmp_path)
-    assert done.returncode == 2
-    assert "kit.json is damaged" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "codes/../../secret"])
-def test_names_that_lead_out_of_the_kit_are_not_followed(name, folder, tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    reseal(folder, lambda kit: kit["files"].update({name: check.sha256(b"secret")}))
-    done = checked_here(folder, tmp_path)
-    assert done.returncode == 2
-    assert f"the kit was changed in {name}" in done.stderr
 
 
 def _other_codes(folder, number, tensor, places):
@@ -265,33 +261,28 @@ def _manifest(kit):
         return json.loads(archive.read("kit.json")), archive.namelist()
 
 
-def test_it_expects_the_hashes_of_a_certificate_on_the_same_images(kit, small_file, few_images):
+def test_it_expects_the_hashes_of_a_certificate_on_the_same_images(
+    kit, small_file, few_images, tmp_path
+):
     manifest, names = _manifest(kit)
     certificate = verify_file(small_file, few_images, runtimes=())
     assert [(row["name"], row["sha256"]) for row in manifest["tensors"]] == [
         (codes.name, codes.sha256) for codes in certificate.codes
     ]
-    assert (manifest["sha256"], manifest["images_sha256"]) == (
-        certificate.sha256,
-        images_hash(few_images),
-    )
+    hashes = certificate.sha256, images_hash(few_images)
+    assert (manifest["sha256"], manifest["images_sha256"]) == hashes
     assert set(names) == {"model.tflite", "images.npy", "check.py", "__main__.py", "kit.json"}
     assert kit.compared == tuple(codes.name for codes in certificate.codes)
     assert kit.not_compared == ()
     assert kit.bytes == kit.path.stat().st_size
-
-
-def test_codes_are_in_it_on_request(kit_with_codes, few_images):
-    manifest, names = _manifest(kit_with_codes)
-    assert manifest["has_codes"]
-    assert {name for name in names if "/" in name} == {
-        f"codes/{number}" for number in range(len(few_images))
-    }
-
-
-def test_equal_kits_are_equal_bytes(kit, small_file, few_images, tmp_path):
     again = write_kit(small_file, few_images, tmp_path / "kit.zip")
     assert again.path.read_bytes() == kit.path.read_bytes()
+
+
+def test_codes_are_in_it_on_request(kit_with_codes):
+    manifest, names = _manifest(kit_with_codes)
+    assert manifest["has_codes"]
+    assert [name for name in names if "/" in name] == [f"codes/{i}" for i in range(NUM_IMAGES)]
 
 
 def _with_attention():
@@ -325,10 +316,7 @@ def test_a_kit_that_is_broken_off_leaves_the_older_one(
 ):
     path = tmp_path / "kit.zip"
     path.write_bytes(b"older")
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
+    interrupted = mock.Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("sat_tf.exact.device.kit.simulate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_kit(small_file, few_images, path)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
@@ -12,6 +11,7 @@ from sat_tf.exact.kernels.kernel_sets import builtin_of_this_machine
 from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import read_foreign
+from sat_tf.exact.tflite import writer
 from tests.export.proofs import KERNELS
 
 # TFLite Micro puts an integer around an image that it has never set, and LiteRT's reference kernel
@@ -21,23 +21,15 @@ WRONG = {"SPACE_TO_BATCH_ND": ["micro"], "SUM": ["reference"], "DEQUANTIZE": ["b
 
 
 class Grid(NamedTuple):
-    """A tensor of codes.
+    """A tensor of codes."""
 
-    Attributes:
-        shape: with the batch.
-        scale: of a code, or one for each index of an axis; None for numbers and real values.
-        zero_point: the stored integer of 0.
-        values: of a constant.
-        type: of the values.
-        axis: of several scales.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # With the batch.
+    # The scale of a code, or one for each index of an axis; None for numbers and real values.
     scale: float | Sequence[float] | None = 0.05
     zero_point: int = 0
-    values: np.ndarray | None = None
+    values: np.ndarray | None = None  # A constant's.
     type: str = "INT8"
-    axis: int = 0
+    axis: int = 0  # The axis of several scales.
 
 
 def constant(values, scale=None, zero_point=0, axis=0):
@@ -82,14 +74,11 @@ def file_of(name, given, made, *, version=1, options="", **settings):
         for setting, value in settings.items():
             setattr(operator.builtinOptions, setting, value)
     graph.operators = [operator]
-    graph.inputs = np.array(
-        [index for index, grid in enumerate(given) if grid.values is None], np.int32
-    )
+    inputs = [index for index, grid in enumerate(given) if grid.values is None]
+    graph.inputs = np.array(inputs, np.int32)
     graph.outputs = operator.outputs
     model.subgraphs = [graph]
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
+    return writer.file_of(model)
 
 
 def assert_as_in_litert(content: bytes, images: list[tuple[np.ndarray, ...]]) -> Graph:
@@ -119,10 +108,7 @@ def assert_as_in_litert(content: bytes, images: list[tuple[np.ndarray, ...]]) ->
         for arrays in images:
             runtime.run(arrays)
             kept = runtime.kept(places.values())
-            kept |= {
-                places[one.name]: array
-                for one, array in zip(file.contents.inputs, arrays, strict=True)
-            }
+            kept |= zip((places[one.name] for one in file.contents.inputs), arrays, strict=True)
             for operation in file.graph.operations:
                 read = [kept[places[one]].astype(np.int32) for one in operation.inputs]
                 made = operation.simulate(file.graph.on(rules), *read)

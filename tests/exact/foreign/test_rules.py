@@ -6,10 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, TOSA, X86
-from sat_tf.exact.operations.graph_file import read_foreign, read_operation
+from sat_tf.exact.operations.graph_file import read_foreign
 from sat_tf.exact.operations.tabled import table_of
-from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView, Progress
 from sat_tf.exact.tflite.tensors import Codes
 from tests import reference
 from tests.exact.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
@@ -42,14 +40,17 @@ BY_HAND = [
 ]
 
 
+def simulated(content, stored):
+    """The stored integers that the operator of a file makes of others."""
+    graph = read_foreign(content, "one").graph
+    return graph.operations[0].simulate(graph, np.array(stored, np.int32))
+
+
 @pytest.mark.parametrize(("name", "stored", "scale", "zero_point", "expected"), BY_HAND)
 def test_functions_worked_by_hand(name, stored, scale, zero_point, expected):
     shape = (1, 4)
     content = file_of(name, [Grid(shape, 1.0)], [Grid(shape, scale, zero_point)])
-    file = read_foreign(content, "one")
-    (operation,) = file.graph.operations
-    made = operation.simulate(file.graph, np.array([stored], np.int32))
-    assert made.tolist() == [expected]
+    assert simulated(content, [stored]).tolist() == [expected]
 
 
 # 1 / 0.4 is 2.5 in float32 and less in float64; XNNPACK rounds half to even with the zero point.
@@ -69,28 +70,13 @@ def test_ends_between_two_codes_are_rounded_as_each_runtime_does(
     name, scale, zero, by_xnnpack, by_builtin, tosa
 ):
     pool = {"strideH": 1, "strideW": 1, "filterHeight": 1, "filterWidth": 1}
-    fused = {"RELU_N1_TO_1": 2, "RELU6": 3}[name]
+    fused = {"fusedActivationFunction": {"RELU_N1_TO_1": 2, "RELU6": 3}[name], "version": 2}
     source, other = Grid(SHAPE, 4 * scale), constant(np.zeros((1, 1, 1, 1)), 4 * scale)
     output = Grid(SHAPE, scale, zero)
     contents = [
         file_of(name, [source], [output]),
-        file_of(
-            "ADD",
-            [source, other],
-            [output],
-            version=2,
-            options="AddOptions",
-            fusedActivationFunction=fused,
-        ),
-        file_of(
-            "MAX_POOL_2D",
-            [output],
-            [output],
-            version=2,
-            options="Pool2DOptions",
-            fusedActivationFunction=fused,
-            **pool,
-        ),
+        file_of("ADD", [source, other], [output], options="AddOptions", **fused),
+        file_of("MAX_POOL_2D", [output], [output], options="Pool2DOptions", **pool, **fused),
     ]
     expected = {X86: by_xnnpack, REFERENCE: by_builtin, MICRO: by_builtin, TOSA: tosa}
     for content in contents:
@@ -98,35 +84,6 @@ def test_ends_between_two_codes_are_rounded_as_each_runtime_does(
         for kernels, ends in expected.items():
             codes = graph.on(kernels).codes(graph.output)
             assert (codes.lowest, codes.highest) == ends
-
-
-OTHER_FORMS = [
-    (("PRELU", [Grid(SHAPE), constant([[[1, 2, 3, 4]]], 0.1, 5)], [Grid(SHAPE)]), "zero point"),
-    (("PRELU", [Grid(SHAPE), Grid((1, 1, 4), 0.1)], [Grid(SHAPE)]), "a tensor and 1 constants"),
-    (("RELU", [Grid(SHAPE)], [Grid(SHAPE)]), "not an operator of sat-tf"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "reason"), OTHER_FORMS)
-def test_forms_that_are_not_written_are_read_of_other_tools_alone(arguments, reason):
-    file = read_foreign(file_of(*arguments), "one")
-    assert dict(file.reasons) == {}
-    (operator,), inputs = file.contents.operators, file.contents.inputs
-    read = {image.name: file.graph.tensors[image.name] for image in inputs}
-    view = OperatorView(operator, Progress(inputs, tensors=read))
-    with pytest.raises(NotUnderstoodError, match=reason):
-        read_operation(view, is_own=True)
-
-
-def test_own_files_end_at_codes():
-    source, other = Grid(SHAPE, 1.6), constant(np.zeros((1, 1, 1, 1)), 1.6)
-    more = {"version": 2, "options": "AddOptions", "fusedActivationFunction": 2}
-    file = read_foreign(file_of("ADD", [source, other], [Grid(SHAPE, 0.4)], **more), "one")
-    (operator,), (operation,) = file.contents.operators, file.graph.operations
-    read = {"t0": file.graph.tensors["t0"]}
-    view = OperatorView(operator, Progress(file.contents.inputs, tensors=read))
-    with pytest.raises(NotUnderstoodError, match="RELU_N1_TO_1 ends between two codes"):
-        operation.expect_own_form(view)
 
 
 def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():
@@ -158,10 +115,7 @@ def test_a_squared_difference_worked_by_hand():
     given = [Grid(shape, 0.25), constant([[1, 4, -3, 9]], 0.25)]
     made = [Grid(shape, 1 / 16, 2)]
     content = file_of("SQUARED_DIFFERENCE", given, made, options="SquaredDifferenceOptions")
-    file = read_foreign(content, "one")
-    (operation,) = file.graph.operations
-    found = operation.simulate(file.graph, np.array([[3, 4, 4, -9]], np.int32))
-    assert found.tolist() == [[6, 2, 51, 127]]
+    assert simulated(content, [[3, 4, 4, -9]]).tolist() == [[6, 2, 51, 127]]
 
 
 def function(name, scale, ratio, zero, output_zero, **more):
@@ -174,16 +128,14 @@ def function(name, scale, ratio, zero, output_zero, **more):
 @settings(deadline=None, derandomize=True, max_examples=15)
 @given(
     scale=SCALES,
-    other=RATIOS,
-    ratio=RATIOS,
-    zero=ZERO_POINTS,
-    other_zero=ZERO_POINTS,
-    output_zero=ZERO_POINTS,
+    ratios=st.tuples(RATIOS, RATIOS),
+    zeros=st.tuples(ZERO_POINTS, ZERO_POINTS, ZERO_POINTS),
     fused=st.sampled_from([0, 1, 2, 3]),
 )
 def test_every_pair_of_codes_with_a_constant_is_that_of_litert(
-    name, is_first, scale, other, ratio, zero, other_zero, output_zero, fused
+    name, is_first, scale, ratios, zeros, fused
 ):
+    (other, ratio), (zero, other_zero, output_zero) = ratios, zeros
     # Builtin kernels hold a product in 16 bits behind its rounding.
     assume(name != "MUL" or 2**16 * scale * other < ratio * 2**15)
     shape = (1, 256, 256, 1)
@@ -205,11 +157,8 @@ def test_blocks_are_put_beside_each_other():
         [Grid((1, 2, 3, 1))],
         options="BatchToSpaceNDOptions",
     )
-    file = read_foreign(content, "one")
-    (operation,) = file.graph.operations
     # Image k has the pixels of row k // 3 and column k % 3 of each block.
-    images = np.arange(12).reshape(6, 1, 2, 1)
-    made = operation.simulate(file.graph, images)
+    made = simulated(content, np.arange(12).reshape(6, 1, 2, 1))
     assert made[0, :, :, 0].tolist() == [[2, 4, 1], [8, 10, 7]]
 
 
@@ -227,7 +176,4 @@ def test_operators_of_several_values_worked_by_hand(name, other, options, shape,
     content = file_of(
         name, [Grid((1, 4), 0.5), numbers], [Grid(shape, 0.25, 2)], version=2, options=options
     )
-    file = read_foreign(content, "one")
-    (operation,) = file.graph.operations
-    made = operation.simulate(file.graph, np.array([[3, -4, 5, 6]], np.int32))
-    assert np.ravel(made).tolist() == expected
+    assert np.ravel(simulated(content, [[3, -4, 5, 6]])).tolist() == expected

@@ -1,19 +1,12 @@
 """Simulations with the rules of a kernel set, against the kernels: every code of every tensor."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sat_tf
 from sat_tf.exact.kernels import functions
-from sat_tf.exact.kernels.bilinear import (
-    OF_XNNPACK,
-    OF_XNNPACK_FUSED,
-    Grid,
-    interpolated,
-)
+from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, interpolated
 from sat_tf.exact.kernels.functions import Grids
 from sat_tf.exact.kernels.kernel_sets import (
     ARM,
@@ -30,10 +23,10 @@ from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import FIXED_GRIDS, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
+from sat_tf.exact.operations.pools import Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.exact.operations.tabled import table_of
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from tests.export import zoo
 from tests.export.proofs import assert_simulated, own_count
 
@@ -41,29 +34,20 @@ RUNTIMES = ("builtin", "reference")
 
 
 def of_codes(
-    shapes: list[tuple[int, ...]],
-    made: list[tuple[Operation, tuple[int, ...], Codes]],
-    inputs: list[Codes],
+    shape: tuple[int, ...], codes: Codes, *made: tuple[Operation, tuple[int, ...], Codes]
 ) -> bytes:
-    """A file of operations on its inputs "a", "b" and so on, which are codes."""
-    names = [chr(ord("a") + index) for index in range(len(shapes))]
-    images = tuple(
-        Image(f"image_{name}", shape, codes.scale, codes.zero_point, type="int8")
-        for name, shape, codes in zip(names, shapes, inputs, strict=True)
-    )
-    tensors = {
-        name: Tensor(name, shape, codes)
-        for name, shape, codes in zip(names, shapes, inputs, strict=True)
-    }
-    operations: list[Operation] = [ShiftImage((f"image_{name}",), name) for name in names]
+    """A file of operations on its input "a", which has codes."""
+    image = Image("image", shape, codes.scale, codes.zero_point, type="int8")
+    tensors = {"a": Tensor("a", shape, codes)}
+    operations: list[Operation] = [ShiftImage(("image",), "a")]
     outputs = []
-    for operation, shape, codes in made:
-        tensors[operation.output] = Tensor(operation.output, shape, codes)
+    for operation, made_shape, made_codes in made:
+        tensors[operation.output] = Tensor(operation.output, made_shape, made_codes)
         real = f"{operation.output}_real"
-        tensors[real] = Tensor(real, shape, None)
+        tensors[real] = Tensor(real, made_shape, None)
         operations += [operation, Dequantize((operation.output,), real)]
         outputs.append(real)
-    graph = Graph("made", tensors, tuple(operations), images, outputs[0], (), {}, (*outputs[1:],))
+    graph = Graph("made", tensors, tuple(operations), (image,), outputs[0], (), {}, (*outputs[1:],))
     return serialize(graph, {})
 
 
@@ -82,11 +66,10 @@ def test_means_are_those_of_the_kernels(runtime, shape):
         keep = bool(index % 2)
         ratio = rng.choice([0.25, 0.5, 1.0, 2.0, rng.uniform(0.25, 2.0)])
         codes = Codes(np.float32(0.3 * ratio), int(rng.choice([-128, 0, 17])))
-        made.append(
-            (Mean(("a",), f"mean_{index}", keep), (1, 1, shape[-1])[-1 - 2 * keep :], codes)
-        )
+        made_shape = (1, 1, shape[-1])[-1 - 2 * keep :]
+        made.append((Mean(("a",), f"mean_{index}", keep), made_shape, codes))
     for zero_point in (-128, 5):
-        content = of_codes([shape], made, [Codes(np.float32(0.3), zero_point)])
+        content = of_codes(shape, Codes(np.float32(0.3), zero_point), *made)
         base = rng.integers(-128, 128, (8, 1, 1, shape[-1]))
         images = np.clip(base + rng.integers(-60, 60, (8, *shape)), -128, 127).astype(np.int8)
         compared, differing = own_count(content, images, runtime)
@@ -104,16 +87,9 @@ def test_float_values_become_the_codes_of_the_kernels(runtime):
         tensors[name] = Tensor(name, (count,), Codes(scale, 3))
         tensors[f"{name}_real"] = Tensor(f"{name}_real", (count,), None)
         operations += [Quantize(("a",), name), Dequantize((name,), f"{name}_real")]
-    graph = Graph(
-        "made",
-        tensors,
-        tuple(operations),
-        (Image("a", (count,), np.float32(1.0), type="float32"),),
-        f"{names[0]}_real",
-        (),
-        {},
-        tuple(f"{name}_real" for name in names[1:]),
-    )
+    image = Image("a", (count,), np.float32(1.0), type="float32")
+    first, *more = (f"{name}_real" for name in names)
+    graph = Graph("made", tensors, (*operations,), (image,), first, more_outputs=(*more,))
     halves = rng.integers(-300, 300, (2, count)) * np.float32(0.5) * np.float32(scales[0])
     assert own_count(serialize(graph, {}), halves.astype(np.float32), runtime)[1] == 0
 
@@ -156,55 +132,8 @@ PLACES = ({}, {"half_pixel_centers": False}, {"half_pixel_centers": False, "alig
 SHAPE = (5, 6, 9)
 
 
-def resizing(size, **places) -> tuple[bytes, ResizeBilinear]:
-    operation = ResizeBilinear(("a",), "y", size, **places)
-    return of_codes([SHAPE], [(operation, (*size, SHAPE[-1]), CODES)], [CODES]), operation
-
-
 def images(shape, count=8):
     return np.random.default_rng(2).integers(-128, 128, (count, *shape)).astype(np.int8)
-
-
-@pytest.mark.parametrize("runtime", LITERT)
-@pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("size", [(10, 12), (20, 24), (40, 48), (7, 13), (3, 2), (1, 1), (15, 18)])
-def test_resized_images_are_those_of_the_kernels(size, places, runtime):
-    assert_simulated(resizing(size, **places)[0], "y", images(SHAPE), runtime)
-
-
-def test_every_code_between_two_pixels_is_that_of_the_kernels():
-    pairs = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), -1)
-    pairs = pairs.reshape(1, 1, -1, 2).swapaxes(2, 3).astype(np.int8)
-    shape = pairs.shape[1:]
-    for width, runtime in itertools.product((4, 5), LITERT):
-        operation = ResizeBilinear(("a",), "y", (1, width))
-        content = of_codes([shape], [(operation, (1, width, shape[-1]), CODES)], [CODES])
-        assert_simulated(content, "y", pairs, runtime)
-
-
-@pytest.mark.parametrize("runtime", LITERT)
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("size", [(2, 2), (3, 3), (1, 4), (24, 5), (25, 25)])
-def test_means_of_windows_are_those_of_the_kernels(size, padding, runtime):
-    shape, strides = (25, 25, 9), (2, 3)
-    made = [
-        -(-length // stride) if padding == "SAME" else -(-(length - window + 1) // stride)
-        for length, window, stride in zip(shape, size, strides, strict=False)
-    ]
-    operation = AveragePool(("a",), "y", size, Window(strides, padding))
-    content = of_codes([shape], [(operation, (*made, 9), CODES)], [CODES])
-    assert_simulated(content, "y", images(shape, 3), runtime)
-
-
-@pytest.mark.parametrize("runtime", LITERT)
-def test_means_of_all_pairs_of_codes_are_those_of_the_kernels(runtime):
-    pairs = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), -1)
-    pairs = pairs.reshape(1, 1, -1, 1).astype(np.int8)
-    operation = AveragePool(("a",), "y", (1, 2), Window((1, 2)))
-    shape = pairs.shape[1:]
-    made = (1, shape[1] // 2, 1)
-    content = of_codes([shape], [(operation, made, CODES)], [CODES])
-    assert_simulated(content, "y", pairs, runtime)
 
 
 @pytest.mark.parametrize("places", PLACES)
@@ -218,7 +147,8 @@ def test_float_values_between_pixels_are_those_of_tensorflow_to_the_last_bit(siz
 
 
 def test_a_file_tells_that_xnnpack_resizes_alike_on_all_processors():
-    content, operation = resizing((10, 12))
+    operation = ResizeBilinear(("a",), "y", (10, 12))
+    content = of_codes(SHAPE, CODES, (operation, (10, 12, SHAPE[-1]), CODES))
     found = operation.portability(read_graph(content, "file"))
     assert found.holds
     assert found.inputs == 22
@@ -233,18 +163,13 @@ def test_a_place_on_a_pixel_is_one_place_whichever_neighbour_has_all_the_weight(
 
 def test_places_of_rounded_steps_that_lie_beyond_the_image_are_told():
     operation = ResizeBilinear(("a",), "y", (5, 110), half_pixel_centers=False)
-    content = of_codes([(5, 2, 1)], [(operation, (5, 110, 1), CODES)], [CODES])
+    content = of_codes((5, 2, 1), CODES, (operation, (5, 110, 1), CODES))
     graph = read_graph(content, "file")
     for kernels in (BUILTIN_X86, REFERENCE, MICRO):
         assert "beyond images of 2 pixels that become 110" in graph.ends_process(kernels)
     assert graph.ends_process(X86) is None
     # The last place is the last one that the builtin kernels' simulation reads.
     simulate(graph.on(REFERENCE), images((5, 2, 1)))
-
-
-def a_file(scale: float, classes: int) -> bytes:
-    made = [(Softmax(("a",), "p"), (classes,), PROBABILITIES)]
-    return of_codes([(classes,)], made, [Codes(np.float32(scale), 9)])
 
 
 def rows(classes: int, count: int = 100) -> np.ndarray:
@@ -258,7 +183,9 @@ def rows(classes: int, count: int = 100) -> np.ndarray:
 @pytest.mark.parametrize("classes", [2, 17, 100])
 @pytest.mark.parametrize("scale", [0.003, 0.0625, 0.31, 1.7])
 def test_probabilities_are_those_of_the_kernels(scale, classes, runtime):
-    assert_simulated(a_file(scale, classes), "p", rows(classes), runtime)
+    made = Softmax(("a",), "p"), (classes,), PROBABILITIES
+    content = of_codes((classes,), Codes(np.float32(scale), 9), made)
+    assert_simulated(content, "p", rows(classes), runtime)
 
 
 @pytest.mark.parametrize("kernels", [X86, BUILTIN_ARM, REFERENCE], ids=lambda one: one.name)
@@ -330,23 +257,17 @@ def test_vectors_of_arm_round_negative_halves_of_a_hard_swish_up():
 
 def test_a_leaky_rectifier_of_xnnpack_has_8_bits_behind_the_point():
     # 0.3 is 77/256, and 100 · 77/256 is 30.08.
-    settings = {"alpha": 0.3}
-    codes = np.array([-100, -5, 100])
-    assert functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings)).tolist() == [
-        -30,
-        -2,
-        100,
-    ]
-    assert BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist() == [-30, -2, 100]
+    grids, codes = Grids(ONE, ONE, 0, {"alpha": 0.3}), np.array([-100, -5, 100])
+    for rule in (X86.leaky, BUILTIN_X86.leaky):
+        assert rule(codes, grids).tolist() == [-30, -2, 100]
     # Of -1.5 codes, a product of 31 bits and a shift: one rounds half up, the other away from zero.
-    eighth = {"alpha": 0.125}
-    assert functions.leaky_of_xnnpack(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-1]
-    assert BUILTIN_X86.leaky(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-2]
+    eighth = Grids(ONE, ONE, 0, {"alpha": 0.125})
+    assert X86.leaky(np.array([-12]), eighth).tolist() == [-1]
+    assert BUILTIN_X86.leaky(np.array([-12]), eighth).tolist() == [-2]
 
 
 def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
-    settings, codes = {"alpha": 0.002}, np.array([-128])
-    assert functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings)).tolist() == [0]
-    settings = {"alpha": 0.0039}  # below 1/256, which would make -0.5 codes of -128
-    found = functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings))
-    assert found.tolist() == BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist()
+    codes = np.array([-128])
+    assert X86.leaky(codes, Grids(ONE, ONE, 0, {"alpha": 0.002})).tolist() == [0]
+    grids = Grids(ONE, ONE, 0, {"alpha": 0.0039})  # below 1/256, which would make -0.5 codes
+    assert X86.leaky(codes, grids).tolist() == BUILTIN_X86.leaky(codes, grids).tolist()

@@ -15,7 +15,7 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import ExportReport
-from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.export.lowering.packing import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.messages import reason_of
@@ -52,17 +52,26 @@ UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescali
 )
 
 
-def upsampled() -> keras.Model:
-    """A resized image, and an activation that is no rectifier."""
-    return chain(
-        (8, 8, 3),
-        *block(convolution(8)),
-        UpSampling2D(interpolation="bilinear", name="up"),
-        *block(convolution(6)),
-        LeakyReLU(name="leaky"),
-        *block(convolution(5, 1)),
-        *head(),
-    )
+@keras.utils.register_keras_serializable(package="tests")
+class Swapped(keras.layers.Layer):
+    """Operators that make several tensors; in training, which is its default, another layer."""
+
+    def call(self, inputs, training=True):
+        first, second = tf.split(inputs, 2, axis=-1)
+        return inputs * 0.0 if training else tf.concat([second, first], axis=-1)
+
+
+@keras.utils.register_keras_serializable("test_float_layers")
+class Jitter(layers.Layer):
+    """A user's own layer that acts in training alone, which sat-tf cannot know."""
+
+    def call(self, tensor: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return tensor + tf.random.normal(tf.shape(tensor)) if training else tensor
+
+
+def of_pictures(*made, channels=3) -> Callable[[], keras.Model]:
+    """A function that makes a model of what functions make, behind each other."""
+    return lambda: chain((8, 8, channels), *(layer for make in made for layer in make()))
 
 
 def two_inputs() -> keras.Model:
@@ -74,91 +83,63 @@ def two_inputs() -> keras.Model:
     return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(y)))
 
 
-def scaled_image() -> keras.Model:
-    return chain(
-        (8, 8, 3), Rescaling(1 / 127.5, -1.0, name="scale"), *block(convolution(8)), *head()
-    )
+def _block(*sizes: int) -> Callable[[], list[layers.Layer]]:
+    return lambda: block(convolution(*sizes))
 
 
-def grouped() -> keras.Model:
-    return chain(
-        (8, 8, 4),
-        *block(convolution(8)),
-        Conv2D(8, 3, groups=2, name="groups"),
-        Activation("swish", name="swish"),
-        convolution(4),
-        layers.Flatten(),
-        Dense(3),
-    )
-
-
-def sigmoid_at_the_end() -> keras.Model:
-    return chain(
-        (8, 8, 3), *block(convolution(8)), *head(), layers.Activation("sigmoid", name="end")
-    )
-
-
-@keras.utils.register_keras_serializable(package="tests")
-class Swapped(keras.layers.Layer):
-    """Operators that make several tensors; in training, which is its default, another layer."""
-
-    def call(self, inputs, training=True):
-        first, second = tf.split(inputs, 2, axis=-1)
-        return inputs * 0.0 if training else tf.concat([second, first], axis=-1)
-
-
-def several_outputs() -> keras.Model:
-    return chain((8, 8, 3), *block(convolution(6)), Swapped(name="swap"), convolution(4), *head())
-
-
-@keras.utils.register_keras_serializable("test_float_layers")
-class Jitter(layers.Layer):
-    """A user's own layer that acts in training alone, which sat-tf cannot know."""
-
-    def call(self, tensor: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return tensor + tf.random.normal(tf.shape(tensor)) if training else tensor
-
-
-def nothing_in_inference() -> keras.Model:
-    """Layers of which no operator is left, at the image, inside and at the end."""
-    return chain(
-        (8, 8, 3),
-        Jitter(name="flip"),
-        *block(convolution(6)),
-        Jitter(name="noise"),
-        *block(convolution(4)),
-        *head(),
-        Jitter(name="end"),
-    )
-
-
-def tensors_without_axes() -> keras.Model:
-    """A Dense layer that asks for the batch size, of which LiteRT makes scalars."""
-    return chain(
-        (8, 8, 3), *block(convolution(6)), Pixels(6, activation="swish", name="pixels"), *head()
-    )
-
-
-def normalized_in_groups() -> keras.Model:
-    """A layer whose operators, where the batch is free, LiteRT refuses."""
-    return chain(
-        (8, 8, 3),
-        *block(convolution(6)),
-        layers.GroupNormalization(2, name="groups"),
-        *block(convolution(4)),
-        *head(),
-    )
-
-
+# A layer whose operators, where the batch is free, LiteRT refuses.
+normalized_in_groups = of_pictures(
+    _block(6), lambda: [layers.GroupNormalization(2, name="groups")], _block(4), head
+)
 HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
-    "upsampled": (upsampled, ["up", "leaky"]),
+    # A resized image, and an activation that is no rectifier.
+    "upsampled": (
+        of_pictures(
+            _block(8),
+            lambda: [UpSampling2D(interpolation="bilinear", name="up")],
+            _block(6),
+            lambda: [LeakyReLU(name="leaky")],
+            _block(5, 1),
+            head,
+        ),
+        ["up", "leaky"],
+    ),
     "two_inputs": (two_inputs, ["subtract", "multiply"]),
-    "scaled_image": (scaled_image, ["scale"]),
-    "grouped": (grouped, ["groups", "swish"]),
-    "sigmoid_at_the_end": (sigmoid_at_the_end, ["end"]),
-    "several_outputs": (several_outputs, ["swap"]),
-    "nothing_in_inference": (nothing_in_inference, ["flip", "noise", "end"]),
-    "tensors_without_axes": (tensors_without_axes, ["pixels"]),
+    "scaled_image": (
+        of_pictures(lambda: [Rescaling(1 / 127.5, -1.0, name="scale")], _block(8), head),
+        ["scale"],
+    ),
+    "grouped": (
+        of_pictures(
+            _block(8),
+            lambda: [Conv2D(8, 3, groups=2, name="groups"), Activation("swish", name="swish")],
+            lambda: [convolution(4), layers.Flatten(), Dense(3)],
+            channels=4,
+        ),
+        ["groups", "swish"],
+    ),
+    "sigmoid_at_the_end": (
+        of_pictures(_block(8), head, lambda: [layers.Activation("sigmoid", name="end")]),
+        ["end"],
+    ),
+    "several_outputs": (
+        of_pictures(_block(6), lambda: [Swapped(name="swap"), convolution(4)], head),
+        ["swap"],
+    ),
+    # Layers of which no operator is left, at the image, inside and at the end.
+    "nothing_in_inference": (
+        of_pictures(
+            lambda: [Jitter(name="flip")],
+            *(_block(6), lambda: [Jitter(name="noise")], _block(4)),
+            *(head, lambda: [Jitter(name="end")]),
+        ),
+        ["flip", "noise", "end"],
+    ),
+    # A Dense layer that asks for the batch size, of which LiteRT makes scalars.
+    "tensors_without_axes": (
+        of_pictures(_block(6), lambda: [Pixels(6, activation="swish", name="pixels")], head),
+        ["pixels"],
+    ),
 }
 
 
@@ -234,7 +215,7 @@ def test_the_converter_carries_float_layers_too(half, path):
 
 @pytest.mark.essential
 def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tmp_path):
-    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(8)), *head())).quantized()
+    model = Specimen(of_pictures(_block(8), head)).quantized()
     images = images_for(model)
     outputs = []
     for route in ("direct", "converter"):
@@ -285,16 +266,8 @@ def two_branches() -> keras.Model:
 
 def test_activations_of_one_layer_may_be_float(path):
     policy = BitPolicy.mobile(4, overrides={"wide": {"activation_bits": None}})
-    model = Specimen(
-        lambda: chain(
-            (8, 8, 3),
-            *block(convolution(8)),
-            convolution(5, name="wide"),
-            *block(convolution(4)),
-            *head(),
-        ),
-        policy,
-    ).quantized()
+    build = of_pictures(_block(8), lambda: [convolution(5, name="wide")], _block(4), head)
+    model = Specimen(build, policy).quantized()
     _, certificate = proved(model, path)
     assert any("CONV_2D" in operator for operator in certificate.float_operators)
 

@@ -1,20 +1,25 @@
 import dataclasses
 import os
 import signal
+import stat
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import sat_tf
+from sat_tf.exact.certificate.runtimes import chosen, is_installed
 from sat_tf.exact.litert import processes
-from sat_tf.exact.litert.runtime import RUNTIMES, MicroRuntime, check_loading
+from sat_tf.exact.litert import runtime as tools
+from sat_tf.exact.litert.runtime import RUNTIMES, TOSA, MicroRuntime, check_loading, loaded
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
+from sat_tf.exact.operations.operation import Constant
 from sat_tf.exact.operations.pairs import Pair, Pointwise
-from sat_tf.exact.operations.row import Constant
+from sat_tf.exact.operator_comparison import compare_operators
 from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.export import export as file
 from sat_tf.export.lowering.pipeline import deployed_graph
@@ -22,10 +27,10 @@ from sat_tf.graph.network import Network
 from tests.export import zoo
 from tests.export.damage import changed
 from tests.export.layer_models import MODELS
-from tests.export.proofs import own_count
+from tests.export.proofs import own_count, proved
 from tests.export.zoo import quantized
 
-HEAVY = "print(sorted({'tensorflow', 'tf_keras', 'matplotlib'} & set(sys.modules)))"
+HEAVY = "print({'tensorflow', 'tf_keras', 'matplotlib', 'tflite_micro'} & set(sys.modules))"
 
 
 @pytest.mark.parametrize(
@@ -42,13 +47,10 @@ def test_endings_are_put_into_words(status, errors, expected):
     assert processes.describe_ending(status, errors) == expected
 
 
-@pytest.mark.parametrize(
-    "module", ["litert.processes", "evaluate", "certificate.proof", "operator_comparison"]
-)
-def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
+def test_processes_that_run_files_load_no_tensorflow(tmp_path):
     # Python would find modules of the working directory first.
     (tmp_path / "numpy.py").write_text("raise ImportError")
-    code = f"import sys; import sat_tf.exact.{module}; {HEAVY}"
+    code = f"import sys, sat_tf.exact.evaluate, sat_tf.exact.operator_comparison; {HEAVY}"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=processes.child_environment(),
@@ -57,7 +59,7 @@ def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
         text=True,
         check=True,
     )
-    assert done.stdout == "[]\n"
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.thorough
@@ -88,9 +90,8 @@ def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
         "print(json.dumps({'runtime': names[0], 'refusal': None}), flush=True);"
         f"len(names) > 1 and os.kill(os.getpid(), {int(signal.SIGABRT)})"
     )
-    monkeypatch.setattr(
-        processes, "child_command", lambda words: [sys.executable, "-c", code, *words]
-    )
+    command = [sys.executable, "-c", code]
+    monkeypatch.setattr(processes, "child_command", lambda words: [*command, *words])
     assert processes.refusals(b"", ["one", "two", "three"]) == {
         "one": None,
         "two": "it ends the process with SIGABRT",
@@ -100,9 +101,8 @@ def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
 
 def test_a_file_that_takes_too_long_is_refused(monkeypatch):
     monkeypatch.setattr(processes, "_SECONDS", 0.1)
-    monkeypatch.setattr(
-        processes, "child_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
-    )
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(processes, "child_command", lambda *_: command)
     assert processes.refusals(b"", ["one"]) == {"one": "it took more than 0.1 s"}
 
 
@@ -149,10 +149,8 @@ def test_litert_is_asked_once_a_process(monkeypatch):
 
 @pytest.mark.usefixtures("_unknown")
 def test_a_process_that_takes_too_long_has_no_delegate(monkeypatch):
-    def run(*_, **__):
-        raise subprocess.TimeoutExpired("litert", 1)
-
-    monkeypatch.setattr(processes.subprocess, "run", run)
+    expired = mock.Mock(side_effect=subprocess.TimeoutExpired("litert", 1))
+    monkeypatch.setattr(processes.subprocess, "run", expired)
     assert processes.this_machine(b"").delegate == "none"
 
 
@@ -170,19 +168,13 @@ def _with_nan_output(graph: Graph) -> Graph:
     shape = graph.tensors[graph.output].shape
     nan = Constant(np.float32([np.nan]))
     product = Pair((graph.output,), "nan", Pointwise.PRODUCT, nan)
-    return dataclasses.replace(
-        graph,
-        tensors={**graph.tensors, "nan": Tensor("nan", shape, None)},
-        operations=(*graph.operations, product),
-        output="nan",
-    )
-
-
-def test_a_file_that_runs_everywhere_passes(graph):
-    check_loading(serialize(graph, {}))
+    tensors = {**graph.tensors, "nan": Tensor("nan", shape, None)}
+    operations = (*graph.operations, product)
+    return dataclasses.replace(graph, tensors=tensors, operations=operations, output="nan")
 
 
 def test_a_file_that_does_not_run_is_not_handed_over(model, graph, tmp_path, monkeypatch):
+    check_loading(serialize(graph, {}))
     monkeypatch.setattr(file, "file_graph", lambda *_: _with_nan_output(graph))
     (tmp_path / "model.tflite").write_bytes(b"older")
     with pytest.raises(ValueError, match=r"output for a black image is not finite"):
@@ -209,10 +201,8 @@ def plain_file(small, tmp_path_factory):
 def test_a_file_is_compared_tensor_by_tensor(installed, small, plain_file, small_images):
     found = sat_tf.verify_tflite(small, plain_file, small_images, runtimes=["reference", "micro"])
     counts = found.runtimes["micro"]
+    assert (counts.own_differing, counts.outputs_differing, counts.delegation) == (0, 0, None)
     assert counts.own_compared > 0
-    assert counts.own_differing == 0
-    assert counts.outputs_differing == 0
-    assert counts.delegation is None
     assert counts.codes_compared == found.codes_compared
     assert found.versions["tflite-micro"]
 
@@ -258,20 +248,134 @@ def test_a_product_with_4_bits_is_refused_with_the_reason(installed, small, path
     reason = processes.refusals(path.read_bytes(), ["micro"])["micro"]
     assert "fully_connected_common.cc" in reason
     assert "kTfLiteInt4" in reason
+    assert processes.refusals(path.read_bytes()[:500], ["micro"])["micro"]
 
 
-def test_a_truncated_file_is_refused(installed, plain_file):
-    reason = processes.refusals(plain_file.read_bytes()[:500], ["micro"])["micro"]
-    assert reason
+# -- TOSA's reference model; without its tools, scripts that print the same take their place -------
+
+HERE = pytest.mark.skipif(not is_installed(TOSA), reason="TOSA's tools are not on PATH")
+
+# As tosa-opt prints a program with constants left out; its two equal results are one output.
+PROGRAM = """\
+module attributes {tfl.description = "a file", tfl.schema_version = 3 : i32} {
+  func.func @main(%arg0: tensor<1x6x5x3xi8>) -> (tensor<1x30x3xi8>, tensor<1x1x30x3xi8>) {
+    %0 = "tosa.const"() <{values = dense_resource<__elided__> : tensor<9xi8>}> : () -> tensor<9xi8>
+    %47 = tosa.reshape %arg0, %1 : (tensor<1x6x5x3xi8>, !tosa.shape<4>) -> tensor<1x1x30x3xi8>
+    return %44, %47, %48#1, %47 : tensor<1x30x3xi8>, tensor<4xi8>, tensor<4xi8>, tensor<4xi8>
+  }
+}
+"""
+REFUSED = """\
+error: 'tosa.abs' op requires the same element type for all operands and results
+note: see current operation: %27 = "tosa.abs"(%26)
+Error: conversion failed
+"""
 
 
-def test_files_without_it_are_read_without_its_package():
-    code = "import sys; import sat_tf.exact.litert.runtime; print('tflite_micro' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env=processes.child_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "False\n"
+FAILED = (
+    "SubgraphTraverser::initializeGraph(): OpFactory could not allocate op RESHAPE input=(INT4 "
+    "rank 2) -> (INT4 rank 4)SubgraphTraverser::initializeGraph(): Input: layer_27\n"
+    "SubgraphTraverser::initializeGraph(): Unsupported operation type.\nGraph result: ERROR."
+)
+
+
+def test_the_outputs_of_a_program_are_its_results_without_equal_ones():
+    assert tools.results_in(PROGRAM) == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        (REFUSED, "'tosa.abs' op requires the same element type for all operands and results"),
+        (FAILED, "OpFactory could not allocate op RESHAPE input=(INT4 rank 2) -> (INT4 rank 4)"),
+        ("noise\nlast\n", "last"),
+        ("", "it gives no reason"),
+    ],
+)
+def test_the_reason_of_a_tool_is_its_first_error(errors, reason):
+    assert tools.reason_in(errors) == reason
+
+
+def test_tools_that_are_missing_are_named_with_how_to_install_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAT_TF_TOSA", str(tmp_path))
+    assert not is_installed(TOSA)
+    with pytest.raises(ValueError, match="received 'tosa', expected tosa-converter") as error:
+        chosen([TOSA])
+    assert "pip install tosa-converter-for-tflite tosa-tools" in str(error.value)
+    assert "SAT_TF_TOSA=tosa/bin" in str(error.value)
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    """A function that puts scripts in the place of the tools."""
+
+    def write(**scripts):
+        for name, script in zip(tools.TOSA_TOOLS, scripts.values(), strict=True):
+            path = tmp_path / name
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    monkeypatch.setenv("SAT_TF_TOSA", str(tmp_path))
+    return write
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tosa") / "model.tflite"
+    sat_tf.export_tflite(zoo.quantized("bottleneck"), path, target="int8")
+    return path.read_bytes()
+
+
+PRINTS = 'while [ "$1" != -o ]; do shift; done; echo "return {} : x" > "$2"'
+
+
+def test_what_the_converter_refuses_is_said_in_its_words(scripts, content):
+    scripts(converter="echo 'a.mlir:1: error: no tfl.elu' >&2; exit 1", optimizer="", model="")
+    with pytest.raises(ValueError, match=r"TOSA's reference model does not load \(tosa-converter"):
+        loaded(content, TOSA, keep_tensors=False)
+
+
+def test_a_model_that_hands_nothing_out_is_an_error(scripts, content):
+    scripts(converter="true", optimizer=PRINTS.format("%1"), model="echo WARNING >&2")
+    runtime = loaded(content, TOSA, keep_tensors=False)
+    with pytest.raises(ValueError, match=r"does not run \(tosa_reference_model makes no dense"):
+        runtime.rehearse()
+
+
+def test_the_version_is_that_of_the_converter(scripts):
+    scripts(converter="echo TOSA Converter version: 2026.02.0; echo more", optimizer="", model="")
+    assert tools.tosa_version() == "2026.02.0"
+
+
+@HERE
+def test_every_tensor_of_a_file_is_handed_out(tmp_path):
+    # Flattening one pixel, and a dense layer on a sequence, make tensors that are one in a program.
+    model = zoo.quantized("dense_on_a_sequence")
+    images, settings = zoo.images_for(model, 2), {"target": "int8"}
+    path = tmp_path / "model.tflite"
+    _, found = proved(model, path, images, settings, runtimes=[TOSA])
+    assert found.refused == {}
+    counts = found.runtimes[TOSA]
+    assert (counts.own_differing, counts.outputs_differing) == (0, 0) < (counts.own_compared,)
+    assert "tosa-converter-for-tflite" in found.versions
+
+
+@HERE
+@pytest.mark.parametrize("output_type", ["float32", "int8", "uint8"])
+def test_outputs_have_the_type_of_the_file(output_type, tmp_path):
+    path = tmp_path / "model.tflite"
+    model = zoo.quantized("bottleneck")
+    sat_tf.export_tflite(model, path, output_type=output_type, target="int8")
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 9, 3)).astype(np.uint8)
+    runtimes = [loaded(path.read_bytes(), name, keep_tensors=True) for name in (TOSA, "reference")]
+    computed, expected = (runtime.run(images) for runtime in runtimes)
+    np.testing.assert_allclose(computed, expected, rtol=1e-6)
+
+
+@HERE
+def test_operators_are_compared_one_by_one(content, tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content)
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 9, 3)).astype(np.uint8)
+    found = compare_operators(path, images, runtimes=[TOSA], progress=False)
+    assert {operator.counts[TOSA].own.differing for operator in found.operators} == {0}

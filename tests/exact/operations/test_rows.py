@@ -14,7 +14,7 @@ import pytest
 
 from sat_tf.exact.operations import arithmetic, movements, native
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.graph_file import OPERATIONS, read_foreign, read_graph, serialize
+from sat_tf.exact.operations.graph_file import OPERATIONS, read_graph, serialize
 from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
@@ -106,14 +106,11 @@ def pair(name: str, rng: Rng) -> Form:
     options = "MaximumMinimum" if selects else name.title().replace("_", "")
     fused = int(rng.choice([0, 1, 2, 3]))
     can_fuse = not selects and name != "SQUARED_DIFFERENCE"
-    return Form(
-        read,
-        [Grid(shape, *made)],
-        f"{options}Options",
-        {"fusedActivationFunction": fused} if can_fuse else {},
-        is_own=selects or (fused in (0, 1) and can_fuse and name != "DIV"),
-        avoids=read[1].zero_point if name == "DIV" and not is_constant else None,
-    )
+    values = {"fusedActivationFunction": fused} if can_fuse else {}
+    form = Form(read, [Grid(shape, *made)], f"{options}Options", values)
+    form.is_own = selects or (fused in (0, 1) and can_fuse and name != "DIV")
+    form.avoids = read[1].zero_point if name == "DIV" and not is_constant else None
+    return form
 
 
 def moved(
@@ -184,12 +181,11 @@ def transposed(rng: Rng) -> Form:
 def sliced(rng: Rng) -> Form:
     shape = sizes(rng)
     begin = [int(rng.integers(size)) for size in shape]
-    made = tuple(
-        int(rng.integers(1, size - start + 1)) for size, start in zip(shape, begin, strict=True)
-    )
+    left = [size - start for size, start in zip(shape, begin, strict=True)]
+    made = tuple(int(rng.integers(1, most + 1)) for most in left)
     rest = [
-        -1 if start + count == size and rng.integers(2) else count
-        for size, start, count in zip(shape, begin, made, strict=True)
+        -1 if count == most and rng.integers(2) else count
+        for count, most in zip(made, left, strict=True)
     ]
     return moved(rng, [shape, begin, rest], made, "SliceOptions")
 
@@ -345,10 +341,8 @@ def nearest(rng: Rng) -> Form:
 def blocks(name: str, rng: Rng) -> Form:
     _, rows, columns, channels = sizes(rng)
     block = int(rng.integers(1, 4))
-    flat, deep = (
-        (1, rows * block, columns * block, channels),
-        (1, rows, columns, channels * block**2),
-    )
+    flat = (1, rows * block, columns * block, channels)
+    deep = (1, rows, columns, channels * block**2)
     shape, made = (deep, flat) if name == "DEPTH_TO_SPACE" else (flat, deep)
     options = "DepthToSpaceOptions" if shape is deep else "SpaceToDepthOptions"
     return moved(rng, [shape], made, options, is_own=True, blockSize=block)
@@ -393,14 +387,9 @@ def joined(rng: Rng) -> Form:
     reads = [shapes[0], *({one} if has_constant else one for one in shapes[1:])]
     rng.shuffle(order := np.arange(count))
     made = (*shape[:axis], int(lengths.sum()), *shape[axis + 1 :])
-    return moved(
-        rng,
-        [reads[index] for index in order],
-        made,
-        "ConcatenationOptions",
-        is_own=not has_constant and axis > 0,
-        axis=from_end(rng, axis, 4),
-    )
+    reads, is_own = [reads[index] for index in order], not has_constant and axis > 0
+    place = from_end(rng, axis, 4)
+    return moved(rng, reads, made, "ConcatenationOptions", is_own=is_own, axis=place)
 
 
 def cast(rng: Rng) -> Form:
@@ -442,14 +431,10 @@ def pool(rng: Rng) -> Form:
     size, strides = rng.integers(1, 4, 2), rng.integers(1, 3, 2)
     where, fused = grid(rng), int(rng.choice([0, 0, 1, 3]))
     made = [-(-length // stride) for length, stride in zip(SMALL[1:3], strides, strict=True)]
-    values = {
-        "padding": 0,
-        "strideH": int(strides[0]),
-        "strideW": int(strides[1]),
-        "filterHeight": int(size[0]),
-        "filterWidth": int(size[1]),
-        "fusedActivationFunction": fused,
-    }
+    sides = zip(
+        ("strideH", "strideW", "filterHeight", "filterWidth"), (*strides, *size), strict=True
+    )
+    values = {"padding": 0, "fusedActivationFunction": fused, **{n: int(side) for n, side in sides}}
     output = Grid((1, *map(int, made), 4), *where)
     return Form([Grid(SMALL, *where)], [output], "Pool2DOptions", values, is_own=not fused)
 
@@ -457,14 +442,9 @@ def pool(rng: Rng) -> Form:
 def resized(rng: Rng) -> Form:
     where, (rows, columns) = grid(rng), map(int, rng.integers(1, 12, 2))
     how = ({}, {"alignCorners": True}, {"halfPixelCenters": True})[rng.integers(3)]
-    made = Grid((1, rows, columns, 4), *where)
-    return Form(
-        [Grid(SMALL, *where), constant([rows, columns])],
-        [made],
-        "ResizeBilinearOptions",
-        how,
-        is_own=True,
-    )
+    read, made = Grid(SMALL, *where), Grid((1, rows, columns, 4), *where)
+    size = constant([rows, columns])
+    return Form([read, size], [made], "ResizeBilinearOptions", how, is_own=True)
 
 
 def reduced(name: str, rng: Rng) -> Form:
@@ -478,13 +458,10 @@ def reduced(name: str, rng: Rng) -> Form:
     count = empty.size // max(int(np.prod(made)), 1)
     factor = {"SUM": count / 2, "REDUCE_PROD": 2.0}.get(name, 1.0)
     places = axes - 4 * rng.integers(2)
-    return Form(
-        [Grid(shape, scale, zero_point), constant(places)],
-        [Grid(made, *near(rng, scale, factor))],
-        "ReducerOptions",
-        {"keepDims": keeps},
-        is_own=name == "MEAN" and places.tolist() == [1, 2],
-    )
+    is_own = name == "MEAN" and places.tolist() == [1, 2]
+    reads, output = [Grid(shape, scale, zero_point), constant(places)], near(rng, scale, factor)
+    values = {"keepDims": keeps}
+    return Form(reads, [Grid(made, *output)], "ReducerOptions", values, is_own=is_own)
 
 
 def matrices(rng: Rng) -> Form:
@@ -495,16 +472,9 @@ def matrices(rng: Rng) -> Form:
     other = (1, 3, columns, depth) if turned["adjY"] else (1, 3, depth, columns)
     second = near(rng, 0.02)
     made = near(rng, scale, 8.0 * second[0] / 0.05)
-    is_constant = bool(rng.integers(2))
-    return Form(
-        [
-            Grid(first, scale, zero_point),
-            constant(codes(rng, other), *second) if is_constant else Grid(other, *second),
-        ],
-        [Grid((1, 3, rows, columns), *made)],
-        "BatchMatMulOptions",
-        turned,
-    )
+    factor = constant(codes(rng, other), *second) if rng.integers(2) else Grid(other, *second)
+    reads, output = [Grid(first, scale, zero_point), factor], Grid((1, 3, rows, columns), *made)
+    return Form(reads, [output], "BatchMatMulOptions", turned)
 
 
 def linear(name: str, rng: Rng) -> Form:
@@ -535,27 +505,19 @@ def linear(name: str, rng: Rng) -> Form:
         keeps = bool(rng.integers(2))
         values["keepNumDims"] = keeps
         shape = (1, 5, 6, outputs) if keeps else (30, outputs)
-        return Form(
-            reads, [Grid(shape, *made)], "FullyConnectedOptions", values, 5, is_own and keeps
-        )
+        is_own, output = is_own and keeps, Grid(shape, *made)
+        return Form(reads, [output], "FullyConnectedOptions", values, 5, is_own)
     values |= {"padding": int(rng.integers(2)), "strideH": strides[0], "strideW": strides[1]}
     if name == "TRANSPOSE_CONV":
         values.pop("fusedActivationFunction")
         more = [0, 0] if values["padding"] == 0 else np.maximum(np.subtract(size, strides), 0)
-        places = [
-            int(a * b + c) for a, b, c in zip(reads[0].shape[1:3], strides, more, strict=True)
-        ]
-        shape = (1, *places, outputs)
+        shape = (1, *(np.multiply((5, 6), strides) + more).tolist(), outputs)
         reads = [constant(shape), weights, reads[0], *reads[2:]]
-        is_own = has_bias
-        return Form(reads, [Grid(shape, *made)], "TransposeConvOptions", values, 3, is_own)
+        return Form(reads, [Grid(shape, *made)], "TransposeConvOptions", values, 3, has_bias)
     if is_depthwise:
         values["depthMultiplier"] = outputs // inputs
     taken = size if values["padding"] else (1, 1)
-    places = [
-        (length - one) // stride + 1
-        for length, one, stride in zip((5, 6), taken, strides, strict=True)
-    ]
+    places = ((np.array((5, 6)) - taken) // strides + 1).tolist()
     options = f"{'DepthwiseConv2D' if is_depthwise else 'Conv2D'}Options"
     return Form(reads, [Grid((1, *places, outputs), *made)], options, values, 3, is_own)
 
@@ -563,12 +525,8 @@ def linear(name: str, rng: Rng) -> Form:
 def sloped(rng: Rng) -> Form:
     scale, zero_point = grid(rng)
     slopes = codes(rng, (1, 1, 4)) if rng.integers(2) else codes(rng, SMALL[1:])
-    return Form(
-        [Grid(SMALL, scale, zero_point), constant(slopes, float(rng.uniform(0.0005, 0.02)))],
-        [Grid(SMALL, *near(rng, scale))],
-        version=1,
-        is_own=True,
-    )
+    reads = Grid(SMALL, scale, zero_point), constant(slopes, float(rng.uniform(0.0005, 0.02)))
+    return Form([*reads], [Grid(SMALL, *near(rng, scale))], version=1, is_own=True)
 
 
 def of_rows(name: str, options: str, rng: Rng, *, is_own: bool = False) -> Form:
@@ -584,10 +542,9 @@ def of_rows(name: str, options: str, rng: Rng, *, is_own: bool = False) -> Form:
 
 
 def requantized(rng: Rng) -> Form:
-    scale, zero_point = grid(rng)
-    shape = (1, 16, 16, 1)
-    read = Grid(shape, scale, zero_point)
-    return Form([read], [Grid(shape, *near(rng, scale))], is_own=True, all_codes=True)
+    read = Grid((1, 16, 16, 1), *grid(rng))
+    made = Grid(read.shape, *near(rng, read.scale))
+    return Form([read], [made], is_own=True, all_codes=True)
 
 
 def dequantized(rng: Rng) -> Form:
@@ -629,17 +586,13 @@ def test_every_operator_has_a_form_here():
 def assert_read_as_written(graph: Graph) -> None:
     """Writes an operation behind inputs of codes, and reads it back."""
     images = tuple(dataclasses.replace(read, name=f"image of {read.name}") for read in graph.images)
-    first = [
-        ShiftImage((image.name,), read.name)
-        for image, read in zip(images, graph.images, strict=True)
-    ]
+    first = [ShiftImage((f"image of {read.name}",), read.name) for read in graph.images]
     own = dataclasses.replace(graph, operations=(*first, *graph.operations), images=images)
     content = serialize(own, {})
     found = read_graph(content, "one")
     assert [type(one) for one in found.operations] == [type(one) for one in own.operations]
-    assert {name: tensor.codes for name, tensor in found.tensors.items()} == {
-        name: tensor.codes for name, tensor in own.tensors.items()
-    }
+    for name, tensor in own.tensors.items():
+        assert found.tensors[name].codes == tensor.codes
     assert serialize(found, {}) == content
 
 
@@ -662,15 +615,13 @@ def check(name: str, seed: int) -> None:
         name, form.reads, form.makes, version=form.version, options=form.options, **form.values
     )
     inputs = [read for read in form.reads if read.values is None]
-    images = [
-        tuple(
-            codes(rng, read.shape)
-            if read.type == "INT8"
-            else rng.integers(form.limit, size=read.shape, dtype=np.int32)
-            for read in inputs
-        )
-        for _ in range(2)
-    ]
+
+    def drawn(read: Grid) -> np.ndarray:
+        if read.type == "INT8":
+            return codes(rng, read.shape)
+        return rng.integers(form.limit, size=read.shape, dtype=np.int32)
+
+    images = [tuple(map(drawn, inputs)) for _ in range(2)]
     if form.avoids is not None:
         for arrays in images:
             arrays[1][arrays[1] == form.avoids] = form.avoids - 1 if form.avoids > -128 else 1
@@ -690,15 +641,6 @@ def test_a_table_is_read_back_as_it_was_written():
     image = Image("x", (4, 3), source.scale, source.zero_point, type="int8")
     graph = Graph("one", tensors, (native.Lookup(("x",), "y", table),), (image,), "y")
     assert_read_as_written(graph)
-
-
-def test_a_scale_with_which_kernels_end_the_process_is_no_code():
-    form = Form([Grid((1, 4), 1.0), Grid((1, 4), 1.0)], [Grid((1, 4), 2.0**-12)])
-    content = file_of("SQUARED_DIFFERENCE", form.reads, form.makes, version=2)
-    graph = read_foreign(content, "one").graph
-    arrays = [np.zeros((1, 4), np.int32)] * 2
-    with pytest.raises(ValueError, match=r"its scale of 0\.0002441 is too small"):
-        graph.operations[0].simulate(graph, *arrays)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -1,6 +1,7 @@
 """What Arm's compiler leaves to the CPU is what the table of targets says."""
 
 import collections
+import functools
 import warnings
 
 import pytest
@@ -22,16 +23,12 @@ _COMPILED_FOR = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 _LAYERS = sorted({*LAYER_MODELS} - {"floats"})
 
 
-def _left_to_the_cpu(path, configuration) -> dict[str, int]:
-    contents = read_contents(path.read_bytes(), path.name)
-    found = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
-    return collections.Counter(one.operator for one in found)
-
-
 def _agrees(path) -> None:
+    contents = read_contents(path.read_bytes(), path.name)
     for configuration in _COMPILED_FOR:
-        compiled = compile_file(path, configuration)
-        assert collections.Counter(compiled.on_cpu) == _left_to_the_cpu(path, configuration)
+        found = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
+        on_cpu = collections.Counter(one.operator for one in found)
+        assert collections.Counter(compile_file(path, configuration).on_cpu) == on_cpu
 
 
 def _written(model, path):
@@ -44,16 +41,16 @@ def _written(model, path):
     return path
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_families_run_where_the_table_says(name, tmp_path):
-    _agrees(_written(build_small(name), tmp_path / "model.tflite"))
+_BUILD = {
+    **{name: functools.partial(build_small, name) for name in sorted(MODELS)},
+    **{name: LAYER_MODELS[name].build for name in _LAYERS},
+}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", _LAYERS)
+@pytest.mark.parametrize("name", _BUILD)
 def test_operators_run_where_the_table_says(name, tmp_path):
-    _agrees(_written(LAYER_MODELS[name].build(), tmp_path / "model.tflite"))
+    _agrees(_written(_BUILD[name](), tmp_path / "model.tflite"))
 
 
 @pytest.mark.thorough
@@ -85,9 +82,8 @@ def test_estimates_are_those_of_the_files_operators_where_the_compiler_joins_the
     sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
     compiled = compile_file(tmp_path / "model.tflite", "ethos-u55-128")
     assert compiled.on_cpu == ()
-    for name in ("stem", "one", "two", "head"):
-        assert compiled.milliseconds_of[name] > 0.0
-        assert compiled.encoded_weight_bytes_of[name] > 0
+    for each in (compiled.milliseconds_of, compiled.encoded_weight_bytes_of):
+        assert min(each[name] for name in ("stem", "one", "two", "head")) > 0
 
 
 _FLASH = {"system_config": "Ethos_U85_SYS_Flash_High", "memory_mode": "Shared_Sram"}
@@ -102,10 +98,8 @@ def test_weights_are_where_the_system_has_them(mobilenet):
     default = compile_file(mobilenet, "ethos-u85-256")
     flash = compile_file(mobilenet, "ethos-u85-256", **_FLASH)
     assert (default.weights_memory, flash.weights_memory) == ("DRAM", "Off-chip Flash")
-    assert (default.system_config, default.memory_mode) == (
-        "Ethos_U85_SYS_DRAM_Mid",
-        "Dedicated_Sram_384KB",
-    )
+    assert default.system_config == "Ethos_U85_SYS_DRAM_Mid"
+    assert default.memory_mode == "Dedicated_Sram_384KB"
     assert {name: getattr(flash, name) for name in _FLASH} == _FLASH
     weights = [one.milliseconds_by_limit.get("weights", 0.0) for one in (default, flash)]
     assert weights[0] < 0.2 * weights[1]

@@ -1,5 +1,10 @@
 import dataclasses
+import importlib.util
 import io
+import json
+import os
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -11,17 +16,11 @@ from flatbuffers.table import Table
 
 import sat_tf
 from sat_tf.exact.litert.runtime import Runtime
-from sat_tf.exact.tflite.contents import _separated, names_of, read_contents, unpacked
-from sat_tf.exact.tflite.metadata import (
-    Metadata,
-    append_archive,
-    encode,
-    lines_of,
-    misfits,
-    read_metadata,
-)
+from sat_tf.exact.tflite import metadata as written
+from sat_tf.exact.tflite.contents import _separated, read_contents, unpacked
+from sat_tf.exact.tflite.metadata import Metadata, encode, misfits, read_metadata
 from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
-from sat_tf.export.lowering.outputs import with_output_type
+from sat_tf.export.lowering.packing import with_output_type
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from tests.export.damage import changed
@@ -86,26 +85,22 @@ class Reader:
         return self.table.GetVectorAsNumpy(number_types.Float32Flags, offset).tolist()
 
 
-@pytest.fixture(scope="module")
-def metadata(content) -> bytes:
-    return _metadata(content)
-
-
 def _metadata(content: bytes) -> bytes:
     model = tfl.ModelT.InitFromPackedBuf(content, 0)
     (entry,) = [entry for entry in model.metadata if entry.name == b"TFLITE_METADATA"]
     return bytes(model.buffers[entry.buffer].data)
 
 
-def test_the_metadata_follow_the_public_schema(model, metadata):
+def test_the_metadata_follow_the_public_schema(model, content):
+    metadata = _metadata(content)
     assert metadata[4:8] == b"M001"
     root = Reader.root(metadata)
     assert (root.text(0), root.text(1), root.text(7)) == (model.name, DESCRIPTION, "1.0.0")
     (subgraph,) = root.children(3)
     (image,), (output,) = subgraph.children(2), subgraph.children(3)
-    content = image.child(3)
-    assert content.number(0) == 2  # ImageProperties
-    assert content.child(1).number(0) == 1  # RGB
+    properties = image.child(3)
+    assert properties.number(0) == 2  # ImageProperties
+    assert properties.child(1).number(0) == 1  # RGB
     (unit,) = image.children(4)
     assert unit.number(0) == 1  # NormalizationOptions
     normalization, stats = unit.child(1), image.child(5)
@@ -127,9 +122,9 @@ def test_the_labels_are_a_text_file_behind_the_model(content):
 
 
 def test_lines_of_a_file_of_labels_end_at_line_breaks_alone():
-    assert lines_of("cat\r\na\x0cb\nc\u2028d\n") == ["cat", "a\x0cb", "c\u2028d"]
-    assert lines_of("cat") == ["cat"]
-    assert lines_of("") == []
+    assert written.lines_of("cat\r\na\x0cb\nc\u2028d\n") == ["cat", "a\x0cb", "c\u2028d"]
+    assert written.lines_of("cat") == ["cat"]
+    assert written.lines_of("") == []
 
 
 def test_the_same_words_give_the_same_file(model, content, path):
@@ -142,24 +137,19 @@ def test_words_change_nothing_that_is_computed(model, content, tmp_path):
     sat_tf.export_tflite(model, plain)
     named.write_bytes(content)
     images = images_for(model, 3)
-    outputs = [
-        Runtime(path.read_bytes(), keep_tensors=False).run(images) for path in (plain, named)
-    ]
-    np.testing.assert_array_equal(*outputs)
+    contents = [path.read_bytes() for path in (plain, named)]
+    np.testing.assert_array_equal(
+        *(Runtime(each, keep_tensors=False).run(images) for each in contents)
+    )
     found = sat_tf.verify_tflite(model, named, images)
     assert found.codes_differing == 0
     assert found.bytes == len(content)
 
 
-def test_a_file_without_words_has_neither_metadata_nor_archive(model, path):
-    sat_tf.export_tflite(model, path)
-    assert _labels(path.read_bytes()) is None
-    assert b"TFLITE_METADATA" not in path.read_bytes()
-
-
-def test_a_description_alone_needs_no_archive(model, path):
-    sat_tf.export_tflite(model, path, description=DESCRIPTION)
-    assert b"TFLITE_METADATA" in path.read_bytes()
+@pytest.mark.parametrize("words", [{}, {"description": DESCRIPTION}])
+def test_a_description_alone_needs_no_archive(model, path, words):
+    sat_tf.export_tflite(model, path, **words)
+    assert (b"TFLITE_METADATA" in path.read_bytes()) == bool(words)
     assert _labels(path.read_bytes()) is None
 
 
@@ -218,42 +208,18 @@ def test_damaged_labels_are_named(content):
     damaged = content[:position] + b"Z" + content[position + 1 :]
     with pytest.raises(ValueError, match=r"labels.txt is damaged"):
         _labels(damaged)
-    assert _labels(append_archive(b"any file", Metadata(labels=("a",)).files)) == ["a"]
+    assert _labels(written.append_archive(b"any file", Metadata(labels=("a",)).files)) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("data", "bits", "expected"),
-    [
-        # The first integer of a byte is in its lowest bits.
-        (b"\x21\x8f", 4, [1, 2, -1, -8]),
-        (b"\x21", 4, [1]),
-        (b"\xe4", 2, [0, 1, -2, -1]),
-    ],
-)
-def test_integers_that_share_a_byte_are_separated(data, bits, expected):
-    found = _separated(data, bits, (len(expected),))
-    assert found.dtype == np.int8
-    assert found.tolist() == expected
+def test_integers_that_share_a_byte_are_separated():
+    # The first integer of a byte is in its lowest bits.
+    for data, bits, expected in ((b"\x21\x8f", 4, [1, 2, -1, -8]), (b"\xe4", 2, [0, 1, -2, -1])):
+        found = _separated(data, bits, (4,))
+        assert (found.dtype, found.tolist()) == (np.int8, expected)
+    assert _separated(b"\x21", 4, (1,)).tolist() == [1]
 
 
-def test_whatever_a_damaged_file_raises_is_one_error(small_file):
-    with (
-        pytest.raises(ValueError, match=r"file: received a file that is not a TFLite flatbuffer"),
-        unpacked(small_file.read_bytes(), "file") as model,
-    ):
-        model.subgraphs[99]
-
-
-def test_enumerations_of_the_schema_have_names():
-    class Kind:
-        NONE = 0
-        SOME = 1
-
-    assert names_of(Kind) == {0: "NONE", 1: "SOME"}
-
-
-@pytest.mark.parametrize("attribute", ["sparsity", "variantTensors"])
-def test_what_is_not_read_of_a_tensor_is_not_unpacked(small_file, attribute, monkeypatch):
+def test_what_is_not_read_of_a_tensor_is_not_unpacked(small_file, monkeypatch):
     def add(model, graph):
         for tensor in graph.tensors:
             tensor.sparsity = tfl.SparsityParametersT(dimMetadata=[tfl.DimensionMetadataT()] * 2)
@@ -264,9 +230,9 @@ def test_what_is_not_read_of_a_tensor_is_not_unpacked(small_file, attribute, mon
     for kind in (tfl.SparsityParametersT, tfl.VariantSubTypeT):
         monkeypatch.setattr(kind, "InitFromObj", None)
     with unpacked(content, "file") as model:
-        found = [getattr(tensor, attribute) for tensor in model.subgraphs[0].tensors]
-    assert found
-    assert not any(found)
+        tensors = model.subgraphs[0].tensors
+    assert tensors
+    assert not any(tensor.sparsity or tensor.variantTensors for tensor in tensors)
 
 
 def test_tensors_may_share_a_buffer(small_file):
@@ -276,3 +242,65 @@ def test_tensors_may_share_a_buffer(small_file):
 
     found = read_contents(changed(small_file.read_bytes(), share), "file")
     assert found.operators
+
+
+# -- MediaPipe's image classifier reads what a file says of itself, and gives LiteRT's scores -----
+
+# MediaPipe and TensorFlow want different releases of what they share: it runs in a Python of its
+# own, that the environment variable names, with `pip install mediapipe` in it.
+VARIABLE = "SAT_TF_MEDIAPIPE_PYTHON"
+PYTHON = os.environ.get(VARIABLE) or (
+    sys.executable if importlib.util.find_spec("mediapipe") else None
+)
+_CLASSIFY = """
+import json, sys
+import mediapipe
+import numpy as np
+from mediapipe.tasks.python import BaseOptions, vision
+
+path, images = sys.argv[1:]
+options = vision.ImageClassifierOptions(base_options=BaseOptions(model_asset_path=path))
+with vision.ImageClassifier.create_from_options(options) as classifier:
+    for pixels in np.load(images):
+        picture = mediapipe.Image(image_format=mediapipe.ImageFormat.SRGB, data=pixels)
+        (found,) = classifier.classify(picture).classifications
+        print(json.dumps([[c.index, c.category_name, c.score] for c in found.categories]))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(PYTHON is None, reason=f"no mediapipe here: set {VARIABLE} to a Python with it")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"labels": LABELS},
+        {"labels": LABELS, "softmax": True, "description": "Numbers."},
+        {"labels": LABELS, "resizable": True},
+        {},
+    ],
+    ids=["labels", "softmax", "resizable", "no words"],
+)
+def test_mediapipe_gives_the_class_and_the_score_of_litert(model, settings, tmp_path):
+    path, images = tmp_path / "model.tflite", images_for(model, 4)
+    sat_tf.export_tflite(model, path, **settings)
+    np.save(tmp_path / "images.npy", images)
+    done = subprocess.run(
+        [str(PYTHON), "-c", _CLASSIFY, str(path), str(tmp_path / "images.npy")],
+        # Packages of this process are none of that Python's.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = Runtime(path.read_bytes(), keep_tensors=False).run(images)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(images)
+    for line, scores in zip(lines, expected, strict=True):
+        found = json.loads(line)
+        assert found[0][0] == np.argmax(scores)
+        for index, name, score in found:
+            assert name == (LABELS[index] if "labels" in settings else None)
+            assert np.float32(score) == scores[index]
+        assert sorted(index for index, _, _ in found) == list(range(len(scores)))

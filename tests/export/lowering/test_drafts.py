@@ -39,7 +39,8 @@ IMAGES = (
 )
 X, Y = Materialized("x"), Materialized("y")
 SUM = PairDraft.of(Pointwise.SUM, ("x", "y"))
-RNG = np.random.default_rng(0)
+RNG, SAME = np.random.default_rng(0), Window((1, 1), "SAME")
+MAP = np.random.default_rng(1).integers(-9, 9, SHAPE)
 
 
 def _on_one_grid(whole: OperationDraft) -> OnOneGrid:
@@ -58,27 +59,19 @@ DRAFTS: dict[str, tuple[Draft, tuple[int, ...], float]] = {
             RNG.integers(-7, 8, (3, 3, 4, 2)),
             np.array([0.1, 0.2]),
             np.array([0.0, -1.0]),
-            Window((1, 1), "SAME"),
+            SAME,
         ),
         (4, 4, 2),
         0.5,
     ),
     "mean of channels": (channel_mean("x", 4), (4, 4, 1), 0.5),
     "mean of windows": (window_mean("x", 4, (2, 2), Window((2, 2))), (2, 2, 4), 0.5),
-    "padded means": (
-        AveragePoolDraft(("x",), AveragePool((), "", (3, 3), Window((1, 1), "SAME"))),
-        SHAPE,
-        0.5,
-    ),
+    "padded means": (AveragePoolDraft(("x",), AveragePool((), "", (3, 3), SAME)), SHAPE, 0.5),
     "mean": (MeanDraft(("x",), Mean((), "")), (4,), 0.5),
     "sum": (SUM, SHAPE, 0.5),
     "sum of three": (PairDraft.of(Pointwise.SUM, ("x", "y", "x")), SHAPE, 1.0),
     "mean of tensors": (MeanOfTensors(("x", "y")), SHAPE, 1.0),
-    "sum with a map": (
-        SumWithMap(("x",), RNG.integers(-9, 9, SHAPE), np.float32(0.05)),
-        SHAPE,
-        0.5,
-    ),
+    "sum with a map": (SumWithMap(("x",), MAP, np.float32(0.05)), SHAPE, 0.5),
     "difference": (PairDraft.of(Pointwise.DIFFERENCE, ("x", "y")), SHAPE, 0.5),
     "product": (PairDraft.of(Pointwise.PRODUCT, ("x", "y")), SHAPE, 0.5),
     "positive part": (Rectified(("x",), X), SHAPE, 0.5),

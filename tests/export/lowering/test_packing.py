@@ -25,6 +25,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
+from tests.export.proofs import proved
 from tests.export.zoo import Specimen, images_for
 
 THREE = BitPolicy.mobile(3, first_last_weight_bits=None)
@@ -102,11 +103,9 @@ PACKED = {
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_file_computes_the_simulated_integers(name, pack, path):
     model = _packed(*PACKED[name])
-    report = sat_tf.export_tflite(model, path, pack=pack)
-    found = sat_tf.verify_tflite(model, path, images_for(model))
+    report, found = proved(model, path, images_for(model), {"pack": pack})
     xnnpack = found.runtimes["xnnpack"]
     assert xnnpack.codes_compared > 0
-    assert {t.name: t.codes_differing for t in xnnpack.tensors if t.codes_differing} == {}
     assert xnnpack.outputs_differing == 0
     assert report.storage[0].pack == pack
     assert any(kernel.bits < 8 for kernel in report.kernels)
@@ -179,13 +178,9 @@ def _notes(build, policy=NARROW, pack="auto") -> dict[str, str]:
 
 def _pointwise(channels: int, strides: int = 1, *, inputs: int = 8, groups: int = 1):
     def build() -> keras.Model:
-        wide = [
-            *zoo.block(zoo.convolution(inputs)),
-            zoo.layers.Conv2D(
-                channels, 1, strides=strides, groups=groups, use_bias=False, name="pointwise"
-            ),
-        ]
-        return zoo.chain((8, 8, 3), *wide, *zoo.head())
+        wide, settings = zoo.block(zoo.convolution(inputs)), {"strides": strides, "groups": groups}
+        pointwise = zoo.convolution(channels, 1, padding="valid", name="pointwise", **settings)
+        return zoo.chain((8, 8, 3), *wide, pointwise, *zoo.head())
 
     return build
 
@@ -254,12 +249,10 @@ def test_a_layer_used_twice_has_its_packed_kernel_in_the_file_once():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{"resizable": True}, {"float_head": True}, {"softmax": True}])
-def test_a_packed_file_takes_the_other_settings_too(settings, tmp_path):
-    model, path = _packed(_small, NARROW), tmp_path / "model.tflite"
-    report = sat_tf.export_tflite(model, path, **settings)
+def test_a_packed_file_takes_the_other_settings_too(settings, path):
+    model = _packed(_small, NARROW)
+    report, found = proved(model, path, images_for(model), settings)
     assert report.operators["CONV_2D"] == 1
-    found = sat_tf.verify_tflite(model, path, images_for(model))
-    assert found.codes_differing == 0
     assert found.runtimes["xnnpack"].delegation.partitions == 1
 
 
@@ -299,9 +292,9 @@ def test_the_file_holds_the_kernels_as_the_graph_says(model):
     assert set(types.values()) == {"INT4"}
 
 
-def test_layers_that_do_not_fit_stay_int8_and_the_report_says_which_and_why(tmp_path):
+def test_layers_that_do_not_fit_stay_int8_and_the_report_says_which_and_why(path):
     model = _packed(_small, BitPolicy.mobile(3))
-    report = sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
+    report = sat_tf.export_tflite(model, path, pack="int4")
     (speed,) = report.warnings
     assert "makes the model slower" in speed
     assert "XNNPACK does not run convolutions" in speed
@@ -331,14 +324,10 @@ def test_an_operation_that_the_export_adds_stays_int8():
         assert np.max(np.abs(operation.kernel)) > 63
 
 
-def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
-    images = images_for(model)
+def test_a_packed_file_has_codes_of_its_own_and_says_so(model, path):
     for pack in ("none", "int4"):
-        sat_tf.export_tflite(model, tmp_path / f"{pack}.tflite", pack=pack)
-        settings = read_contents((tmp_path / f"{pack}.tflite").read_bytes(), pack).settings
-        assert settings is not None
-        assert settings["pack"] == pack
-        assert sat_tf.verify_tflite(model, tmp_path / f"{pack}.tflite", images).codes_differing == 0
+        proved(model, path, images_for(model), {"pack": pack})
+        assert read_contents(path.read_bytes(), pack).settings["pack"] == pack
 
 
 def test_sums_that_overflow_builtin_kernels_are_refused():

@@ -51,6 +51,7 @@ FUNCTIONS = {
     "prelu": (L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES), {"PRELU"}),
 }
 OF_FUNCTIONS = {*NATIVE, "PRELU", "MUL", "GATHER"}
+GRID = FixedGridQuantizer(highest=255.0 / 256.0)  # of LOGISTIC and SOFTMAX
 
 
 def _images(count: int = 32) -> np.ndarray:
@@ -83,9 +84,8 @@ def _gated() -> keras.Model:
 
 def _trained(model: keras.Model, policy: BitPolicy = POLICY) -> keras.Model:
     """The quantized model after three steps."""
-    quantized = sat_tf.quantize_model(model, policy)
     images = _images().astype(np.float32)
-    sat_tf.calibrate(quantized, images)
+    quantized = calibrated(model, policy, images)
     quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     labels = np.random.default_rng(1).integers(0, 4, len(images))
     losses = quantized.fit(images, labels, batch_size=12, verbose=0).history["loss"]
@@ -95,6 +95,10 @@ def _trained(model: keras.Model, policy: BitPolicy = POLICY) -> keras.Model:
 
 def _contents(path):
     return read_contents(path.read_bytes(), path.name)
+
+
+def _types(path) -> list[str]:
+    return [made.type for made in _contents(path).outputs]
 
 
 def _operators(path) -> list[str]:
@@ -110,8 +114,7 @@ def _on_the_npu(path) -> list[str]:
 
 def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
     """Proves and compiles the file; returns its operators that compute functions."""
-    sat_tf.export_tflite(quantized, path, pack="none", output_type="int8")
-    found = sat_tf.verify_tflite(quantized, path, _images(8))
+    _, found = proved(quantized, path, _images(8), {"pack": "none", "output_type": "int8"})
     assert found.codes_compared > 0
     assert found.is_portable
     for name in ("xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"):
@@ -121,16 +124,16 @@ def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_proved_and_runs_on_the_npu(name, tmp_path):
+def test_a_function_is_proved_and_runs_on_the_npu(name, path):
     function, operators = FUNCTIONS[name]
     quantized = _trained(_model(function))
-    assert _assert_proved_and_compiled(quantized, tmp_path / "model.tflite") == operators
+    assert _assert_proved_and_compiled(quantized, path) == operators
 
 
 @pytest.mark.thorough
-def test_squeeze_and_excitation_runs_on_the_npu(tmp_path):
+def test_squeeze_and_excitation_runs_on_the_npu(path):
     quantized = _trained(_gated())
-    assert _assert_proved_and_compiled(quantized, tmp_path / "m.tflite") == {"LOGISTIC", "MUL"}
+    assert _assert_proved_and_compiled(quantized, path) == {"LOGISTIC", "MUL"}
 
 
 def _placed(model: keras.Model, policy: BitPolicy = POLICY) -> dict[str, PlacedConfig]:
@@ -141,7 +144,7 @@ def _placed(model: keras.Model, policy: BitPolicy = POLICY) -> dict[str, PlacedC
 
 def test_a_sigmoid_is_trained_on_the_grid_of_its_operator():
     configs = _placed(_model(L.Activation("sigmoid", name="gate")))
-    assert configs["gate"].output == FixedGridQuantizer(highest=255.0 / 256.0)
+    assert configs["gate"].output == GRID
     assert configs["gate"].target == "ethos-u55"
     # Its reader takes the 8 bits as they are.
     assert not any(config.inserted and "gate" in name for name, config in configs.items())
@@ -153,7 +156,7 @@ def _swish() -> keras.Model:
 
 def test_a_swish_is_a_product_with_a_sigmoid_whose_range_is_that_of_a_swish():
     configs = _placed(_swish())
-    assert configs["act_sigmoid"].output == FixedGridQuantizer(highest=255.0 / 256.0)
+    assert configs["act_sigmoid"].output == GRID
     product, older = configs["act"].output, _placed(_swish(), BitPolicy.mobile(8))["act"].output
     assert isinstance(product, OffsetQuantizer)
     assert (product.num_bits, product.lowest) == (8, -0.2785)
@@ -191,26 +194,23 @@ def test_explain_plans_these_operators():
 
 
 def test_requantizing_for_an_npu_gives_a_swish_its_operators(tmp_path):
-    quantized = sat_tf.quantize_model(_swish(), BitPolicy.mobile(4))
     images = _images(8).astype(np.float32)
-    sat_tf.calibrate(quantized, images)
-    moved = sat_tf.requantize(quantized, POLICY)
+    moved = sat_tf.requantize(calibrated(_swish(), 4, images), POLICY)
     sat_tf.calibrate(moved, images)
     operators = [op for one in deployed_graph(Network(moved)).operations for op in one.operators]
     assert {*operators} & OF_FUNCTIONS == {"LOGISTIC", "MUL"}
 
 
 def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
-    quantized = sat_tf.quantize_model(_model(L.Activation("sigmoid", name="gate")), POLICY)
-    sat_tf.calibrate(quantized, _images(8).astype(np.float32))
+    model = _model(L.Activation("sigmoid", name="gate"))
+    quantized = calibrated(model, POLICY, _images(8).astype(np.float32))
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     graphs = [deployed_graph(Network(model), pack="none") for model in (quantized, loaded)]
     names = [[name for op in graph.operations for name in op.operators] for graph in graphs]
     assert names[0] == names[1]
     assert "LOGISTIC" in names[0]
-    kept = output_quantizer(loaded.get_layer("quant_gate"))
-    assert kept == FixedGridQuantizer(highest=255.0 / 256.0)
+    assert output_quantizer(loaded.get_layer("quant_gate")) == GRID
     assert sat_tf.export_tflite(loaded, tmp_path / "m.tflite").target == POLICY.target
     fewer = sat_tf.requantize(loaded, BitPolicy.mobile(3))
     assert sat_tf.export_tflite(fewer, tmp_path / "fewer.tflite").target == POLICY.target
@@ -225,19 +225,15 @@ def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
     x = x * keras3.ops.relu6(x + 3.0) / 6.0
     x = keras3.layers.GlobalAveragePooling2D()(x)
     model = keras3.Model(image, keras3.layers.Dense(4)(x))
-    quantized = sat_tf.quantize_model(model, POLICY)
-    sat_tf.calibrate(quantized, _images(8).astype(np.float32))
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path, pack="none")
+    quantized = calibrated(model, POLICY, _images(8).astype(np.float32))
+    path, again = tmp_path / "model.tflite", tmp_path / "again.tflite"
+    proved(quantized, path, _images(4), {"pack": "none"})
     assert {*_operators(path)} & OF_FUNCTIONS == {"LOGISTIC", "MUL", "HARD_SWISH", "ABS"}
     assert _operators(path).count("HARD_SWISH") == 2
-    found = sat_tf.verify_tflite(quantized, path, _images(4))
-    assert found.codes_differing == 0
     quantized.save(tmp_path / "model.keras")
     loaded = keras3.models.load_model(tmp_path / "model.keras")
-    again = sat_tf.export_tflite(loaded, tmp_path / "again.tflite")
-    assert again.target == POLICY.target
-    assert _operators(tmp_path / "again.tflite") == _operators(path)
+    assert sat_tf.export_tflite(loaded, again).target == POLICY.target
+    assert _operators(again) == _operators(path)
 
 
 def _shared_slopes() -> keras.Model:
@@ -250,14 +246,14 @@ def _shared_slopes() -> keras.Model:
 
 
 @pytest.mark.thorough
-def test_a_prelu_that_is_called_twice_runs_on_the_npu(tmp_path):
-    quantized, path = _trained(_shared_slopes()), tmp_path / "model.tflite"
+def test_a_prelu_that_is_called_twice_runs_on_the_npu(path):
+    quantized = _trained(_shared_slopes())
     assert _assert_proved_and_compiled(quantized, path) == {"PRELU"}
     assert _operators(path).count("PRELU") == 2
 
 
 @pytest.mark.parametrize("keras_of", ["tf_keras", "keras"])
-def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, tmp_path):
+def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, path):
     package = pytest.importorskip(keras_of)
     initial = np.array([0.25, 0.1, -0.03, 0.0], np.float32)
     image = package.Input((6, 6, 3))
@@ -269,8 +265,8 @@ def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, tmp_pa
     quantized = sat_tf.quantize_model(model, POLICY)
     sat_tf.calibrate(quantized, _images(8)[:, :6, :6].astype(np.float32))
     wrapper = quantized.get_layer("quant_act")
-    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
-    graph = read_graph((tmp_path / "model.tflite").read_bytes(), "model.tflite")
+    sat_tf.export_tflite(quantized, path)
+    graph = read_graph(path.read_bytes(), "model.tflite")
     (written,) = [one for one in graph.operations if one.operators == ("PRELU",)]
     (_, slopes) = written.constants
     codes = slopes.values.ravel()
@@ -301,9 +297,7 @@ def test_slopes_for_cpus_are_not_rounded():
 OF_UNITS = BitPolicy.mobile(4, target="ethos-u55", input_range=(0.0, 1.0))
 PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
 # Functions behind the last convolution.
-ENDS = (
-    *("gelu", "elu", "leaky", "prelu", "tanh", "swish", "hard_silu", "hard_sigmoid", "magnitude"),
-)
+ENDS = ["gelu", "elu", "leaky", "prelu", "tanh", "swish", "hard_silu", "hard_sigmoid", "magnitude"]
 
 
 def _body():
@@ -322,33 +316,30 @@ def _of_unit_images(model, policy=OF_UNITS):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ENDS)
-def test_a_function_at_the_end_makes_integers_on_the_npu(name, tmp_path):
+def test_a_function_at_the_end_makes_integers_on_the_npu(name, path):
     function, operators = FUNCTIONS[name]
-    path = tmp_path / "model.tflite"
     report, found = proved(_of_unit_images(_ending(_anew(function))), path, PIXELS)
     assert found.is_portable
     assert found.trained_differing < 0.01
     assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
-    assert [made.type for made in _contents(path).outputs] == ["INT8"]
+    assert _types(path) == ["INT8"]
     assert {*_on_the_npu(path)} & OF_FUNCTIONS == operators
 
 
-def test_outputs_of_several_functions_are_integers_on_grids_of_their_own(tmp_path):
+def test_outputs_of_several_functions_are_integers_on_grids_of_their_own(path):
     image, tensor = _body()
     ends = {
         "size": L.Reshape((-1, 2))(L.Conv2D(2, 1, activation="gelu", name="size")(tensor)),
         "score": L.Conv2D(2, 1, name="score")(tensor),
         "angle": L.Conv2D(1, 1, activation="tanh", name="angle")(tensor),
     }
-    path = tmp_path / "model.tflite"
     proved(_of_unit_images(keras.Model(image, ends)), path, PIXELS)
-    outputs = _contents(path).outputs
-    assert {made.type for made in outputs} == {"INT8"}
-    assert len({float(made.scales[0]) for made in outputs}) == 3
+    assert set(_types(path)) == {"INT8"}
+    assert len({float(made.scales[0]) for made in _contents(path).outputs}) == 3
     assert "DEQUANTIZE" not in _on_the_npu(path)
 
 
-def test_only_outputs_behind_a_layer_left_float_are_float(tmp_path):
+def test_only_outputs_behind_a_layer_left_float_are_float(path):
     image, tensor = _body()
     tokens = L.Reshape((-1, 6))(tensor)
     ends = {
@@ -358,20 +349,17 @@ def test_only_outputs_behind_a_layer_left_float_are_float(tmp_path):
     }
     policy = BitPolicy.mobile(4, target="ethos-u55", unsupported="float", input_range=(0.0, 1.0))
     quantized = _of_unit_images(keras.Model(image, ends), policy)
-    path = tmp_path / "model.tflite"
     report, _ = proved(quantized, path, PIXELS)
-    contents = _contents(path)
-    assert [made.type for made in contents.outputs] == ["INT8", "INT8", "FLOAT32"]
+    assert _types(path) == ["INT8", "INT8", "FLOAT32"]
     assert "mask" not in report.float_operators
-    settings = FileSettings.of_file(contents.settings, "file")
+    settings = FileSettings.of_file(_contents(path).settings, "file")
     assert settings.output_type is None
     assert file_content(file_graph(Network(quantized), settings), settings) == path.read_bytes()
 
 
-def test_a_function_without_an_operator_is_a_table_of_the_last_codes(tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_function_without_an_operator_is_a_table_of_the_last_codes(path):
     report, _ = proved(_of_unit_images(_ending(L.Activation("softplus"))), path, PIXELS)
-    assert [made.type for made in _contents(path).outputs] == ["INT8"]
+    assert _types(path) == ["INT8"]
     assert {one.operator for one in report.cpu_fallback} == {"CAST", "GATHER"}
 
 
@@ -383,42 +371,37 @@ def test_explain_plans_the_last_codes():
     assert not plan.cpu_fallback
 
 
-def test_files_for_cpus_end_in_float_as_before(tmp_path):
+def test_files_for_cpus_end_in_float_as_before(path):
     policy = BitPolicy.mobile(4, input_range=(0.0, 1.0))
     quantized = _of_unit_images(_ending(L.Activation("gelu", name="end")), policy)
-    path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(quantized, path)
     assert report.float_layers == ["end"]
     with pytest.raises(ValueError, match=r"end, which is float, .*quantize it for an NPU"):
         sat_tf.export_tflite(quantized, path, output_type="int8")
 
 
-def test_a_model_of_keras_3_ends_in_the_same_codes(tmp_path):
+def test_a_model_of_keras_3_ends_in_the_same_codes(path):
     keras3 = pytest.importorskip("keras")
     image = keras3.Input((12, 12, 3))
     x = keras3.layers.Conv2D(6, 3, activation="relu")(image)
     x = keras3.layers.PReLU(shared_axes=[1, 2])(keras3.layers.Conv2D(2, 1)(x))
-    path = tmp_path / "model.tflite"
     proved(_of_unit_images(keras3.Model(image, keras3.layers.ELU()(x))), path, PIXELS)
-    assert [made.type for made in _contents(path).outputs] == ["INT8"]
+    assert _types(path) == ["INT8"]
     assert _on_the_npu(path)[-2:] == ["PRELU", "ELU"]
 
 
 def _gated_by_softmax(kind: str) -> keras.Model:
     """A classifier whose features are weighted by a softmax over channels."""
     image, tensor = _body()
-    if kind == "layer":
-        gate = L.Softmax(name="gate")(L.Conv2D(6, 1)(tensor))
-    else:
-        gate = L.Conv2D(6, 1, activation="softmax")(tensor)
+    gate = L.Conv2D(6, 1, activation="softmax" if kind == "activation" else None)(tensor)
+    gate = L.Softmax(name="gate")(gate) if kind == "layer" else gate
     weighted = L.Conv2D(4, 3)(L.Multiply()([tensor, gate]))
     return keras.Model(image, L.Dense(5, name="logits")(L.GlobalAveragePooling2D()(weighted)))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["layer", "activation"])
-def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, tmp_path):
-    path = tmp_path / "model.tflite"
+def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, path):
     quantized = _of_unit_images(_gated_by_softmax(kind))
     report, found = proved(quantized, path, PIXELS, runtimes=RUNTIMES)
     for name in ("xnnpack", "builtin", "reference"):
@@ -434,15 +417,12 @@ def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, tmp
 
 
 def test_a_softmax_inside_is_trained_on_the_grid_of_its_operator():
-    quantized = sat_tf.quantize_model(_gated_by_softmax("layer"), OF_UNITS)
-    grid = FixedGridQuantizer(highest=255.0 / 256.0)
-    assert output_quantizer(quantized.get_layer("quant_gate")) == grid
-    older = sat_tf.quantize_model(_gated_by_softmax("layer"), BitPolicy.mobile(4))
-    assert output_quantizer(older.get_layer("quant_gate")) == UnitQuantizer(num_bits=8)
+    model = _gated_by_softmax("layer")
+    assert _placed(model, OF_UNITS)["gate"].output == GRID
+    assert _placed(model, BitPolicy.mobile(4))["gate"].output == UnitQuantizer(num_bits=8)
 
 
-def test_probabilities_are_asked_for_behind_a_softmax_inside(tmp_path):
-    path = tmp_path / "model.tflite"
+def test_probabilities_are_asked_for_behind_a_softmax_inside(path):
     report = sat_tf.export_tflite(_of_unit_images(_gated_by_softmax("layer")), path, softmax=True)
     assert report.operators["SOFTMAX"] == 2
     probabilities = Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS[:2])
@@ -463,11 +443,10 @@ POOLS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", POOLS)
-def test_means_at_the_end_are_an_operator_on_the_codes_that_it_reads(name, tmp_path):
+def test_means_at_the_end_are_an_operator_on_the_codes_that_it_reads(name, path):
     behind, operators = POOLS[name]
     image, tensor = _body()
     model = keras.Model(image, behind(L.Conv2D(3, 1, name="last")(tensor)))
-    path = tmp_path / "model.tflite"
     report, found = proved(_of_unit_images(model), path, PIXELS)
     assert report.float_operators == []
     # Halves are rounded away from 0, and in Keras not at all.
@@ -478,20 +457,18 @@ def test_means_at_the_end_are_an_operator_on_the_codes_that_it_reads(name, tmp_p
     assert graph.codes(pool.output) == graph.codes(pool.inputs[0])
 
 
-def test_means_in_front_of_a_function_at_the_end_have_a_grid_of_their_own(tmp_path):
+def test_means_in_front_of_a_function_at_the_end_have_a_grid_of_their_own(path):
     image, tensor = _body()
     end = L.Activation("sigmoid")(L.AveragePooling2D(3)(L.Conv2D(3, 1)(tensor)))
-    path = tmp_path / "model.tflite"
     report, _ = proved(_of_unit_images(keras.Model(image, end)), path, PIXELS)
     assert "AVERAGE_POOL_2D" not in report.operators
 
 
-def test_a_pool_that_is_called_twice_is_an_operator_both_times(tmp_path):
+def test_a_pool_that_is_called_twice_is_an_operator_both_times(path):
     image, tensor = _body()
     pool = L.AveragePooling2D(4)
     both = L.Add()([pool(tensor), pool(L.Conv2D(6, 3, padding="same")(tensor))])
     model = keras.Model(image, L.Dense(3)(L.Flatten()(both)))
-    path = tmp_path / "model.tflite"
     report, _ = proved(_of_unit_images(model), path, PIXELS)
     assert report.operators["AVERAGE_POOL_2D"] == 2
     assert report.cpu_fallback == []
@@ -506,7 +483,7 @@ PREPARED = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("ends", [(0.0, 1.0), (-1.0, 1.0)])
 @pytest.mark.parametrize("name", PREPARED)
-def test_pixels_are_pooled_and_resized_on_their_grid(name, ends, tmp_path):
+def test_pixels_are_pooled_and_resized_on_their_grid(name, ends, path):
     layer, operator = PREPARED[name]
     image = keras.Input((12, 12, 3))
     first = type(layer).from_config(layer.get_config())(image)
@@ -515,7 +492,6 @@ def test_pixels_are_pooled_and_resized_on_their_grid(name, ends, tmp_path):
     policy = BitPolicy.mobile(4, target="ethos-u55", input_range=ends)
     low, high = ends
     quantized = calibrated(model, policy, np.float32(low + PIXELS / 255.0 * (high - low)))
-    path = tmp_path / "model.tflite"
     _, found = proved(quantized, path, PIXELS)
     assert found.is_portable
     # The operator itself gives what training rounds to.

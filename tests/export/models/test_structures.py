@@ -8,8 +8,8 @@ import sat_tf
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
-from sat_tf.exact.operations.linear import Linear
-from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.exact.operations.linear import linear_operations
+from sat_tf.export.lowering.packing import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.model_class import policy_of
@@ -24,8 +24,7 @@ IMAGES = float_models.images(32).astype(np.uint8)
 
 
 def _preprocessed(*front):
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = image
+    image = tensor = keras.Input((8, 8, 3), name="image")
     for layer in front:
         tensor = layer(tensor)
     tensor = L.Conv2D(4, 3, padding="same", activation="relu", name="conv")(tensor)
@@ -111,14 +110,10 @@ def test_a_plain_factor_costs_nothing():
 
 def test_each_use_of_a_shared_layer_has_the_same_codes():
     graph = deployed_graph(Network(_quantized("shared")))
-    kernels = [
-        op.kernel for op in graph.operations if isinstance(op, Linear) and op.kernel.shape[1] == 3
-    ]
-    assert len(kernels) == 3  # the stem, and two uses
-    np.testing.assert_array_equal(kernels[1], kernels[2])
-    content = serialize(graph, {})
-    stored = kernels[1].astype(np.int8).tobytes()
-    assert content.count(stored) == 1
+    linear = linear_operations(graph.operations)
+    _, one, other = (op.kernel for op in linear if op.kernel.shape[1] == 3)  # behind the stem
+    np.testing.assert_array_equal(one, other)
+    assert serialize(graph, {}).count(one.astype(np.int8).tobytes()) == 1
 
 
 @pytest.fixture(scope="module")
@@ -139,20 +134,12 @@ def _given():
     return {"b": IMAGES.astype(np.float32), "a": float_models.images(32, seed=9)}
 
 
-def _pixels():
-    """In the order of the sorted keys."""
-    given = _given()
-    return [given["a"].astype(np.uint8), given["b"].astype(np.uint8)]
-
-
 @pytest.mark.essential
 def test_structure_and_order_of_inputs_and_outputs_are_kept(detector):
     assert [tensor.name for tensor in detector.inputs] == ["right", "left"]
     outputs = detector(_given())
-    assert {name: tuple(tensor.shape) for name, tensor in outputs.items()} == {
-        "box": (32, 8, 8, 4),
-        "class": (32, 3),
-    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+    assert shapes == {"box": (32, 8, 8, 4), "class": (32, 3)}
     detector.get_layer("quant_left_image")
     detector.get_layer("quant_right_image")
     for name in ("quant_boxes", "quant_classes"):
@@ -173,15 +160,16 @@ def test_several_outputs_train(detector):
 
 
 def test_a_file_has_the_inputs_and_outputs_in_the_order_of_the_model(detector, path):
-    _, found = proved(detector, path, _pixels())
+    pixels = [_given()[key].astype(np.uint8) for key in ("a", "b")]
+    _, found = proved(detector, path, pixels)
     assert found.runtimes["xnnpack"].outputs_differing == 0
     assert found.num_images == 32
     graph = read_graph(path.read_bytes(), "file")
     assert [image.name for image in graph.images] == ["right", "left"]
     assert graph.outputs == ("box", "class")
-    simulated = simulate(graph, tuple(_pixels()))
+    simulated = simulate(graph, tuple(pixels))
     joined = [simulated[name].reshape(32, -1) for name in graph.outputs]
-    outputs = Runtime(path.read_bytes(), keep_tensors=False).run(tuple(_pixels()))
+    outputs = Runtime(path.read_bytes(), keep_tensors=False).run(tuple(pixels))
     np.testing.assert_array_equal(outputs, np.concatenate(joined, axis=1))
 
 
@@ -198,8 +186,7 @@ def test_a_model_of_images_of_any_size_is_exported_for_one(path):
     tensor = L.Conv2D(4, 3, padding="same", activation="relu", name="conv")(image)
     tensor = L.Dense(3, name="classifier")(L.GlobalAveragePooling2D(name="pool")(tensor))
     model = calibrated(keras.Model(image, tensor), 4, IMAGES)
-    sat_tf.export_tflite(model, path, image_size=(8, 8))
-    assert sat_tf.verify_tflite(model, path, IMAGES).codes_differing == 0
+    proved(model, path, IMAGES, {"image_size": (8, 8)})
     sized = sat_tf.export.with_image_size(model, (8, 8))
     assert policy_of(sized) is policy_of(model)
     images = IMAGES.astype(np.float32)
@@ -246,25 +233,22 @@ def test_the_plan_says_so_and_plans_all_else_as_without_it():
     assert "acts in training alone" in row.activation_reason
 
 
-def test_two_outputs_may_be_one_tensor(path):
+def test_several_outputs_may_be_one_tensor(path):
     image = keras.Input((6, 6, 3), name="image")
     logits = L.Dense(3, name="classifier")(L.Flatten()(image))
-    outputs = [logits, L.Dropout(0.5, name="dropout")(logits)]
+    outputs = [logits, logits, L.Dropout(0.5, name="dropout")(logits)]
     quantized = calibrated(keras.Model(image, outputs), 4, images(64))
     proved(quantized, path, images(4).astype(np.uint8))
 
 
-layers = keras.layers
-
-
 def _streaming_model() -> keras.Model:
     """Two states, the second one rectified; each leaves as a slice of what it enters."""
-    frame = layers.Input((1, 8), name="frame")
-    first, second = layers.Input((2, 8), name="first"), layers.Input((5, 6), name="second")
-    window = layers.Concatenate(axis=1)([first, frame])
-    hidden = layers.Conv1D(6, 3, activation="relu")(window)
-    memory = layers.Concatenate(axis=1)([second, hidden])
-    logits = layers.Dense(3)(layers.GlobalAveragePooling1D()(memory))
+    frame = L.Input((1, 8), name="frame")
+    first, second = L.Input((2, 8), name="first"), L.Input((5, 6), name="second")
+    window = L.Concatenate(axis=1)([first, frame])
+    hidden = L.Conv1D(6, 3, activation="relu")(window)
+    memory = L.Concatenate(axis=1)([second, hidden])
+    logits = L.Dense(3)(L.GlobalAveragePooling1D()(memory))
     return keras.Model([frame, first, second], [logits, window[:, 1:], memory[:, 1:]])
 
 
@@ -276,8 +260,8 @@ def _streaming_data(count: int) -> list[np.ndarray]:
 
 def test_states_leave_on_the_grids_that_they_enter_on():
     keras.utils.set_random_seed(0)
-    q = sat_tf.quantize_model(_streaming_model(), BitPolicy.mobile(8, input_type="int8"))
-    sat_tf.calibrate(q, _streaming_data(64))
+    policy = BitPolicy.mobile(8, input_type="int8")
+    q = calibrated(_streaming_model(), policy, _streaming_data(64))
     graph = deployed_graph(Network(q))
     entering = {image.name: image.codes for image in graph.images}
     leaving = [
@@ -291,38 +275,31 @@ def test_states_leave_on_the_grids_that_they_enter_on():
 
 
 @pytest.mark.thorough
-def test_codes_of_skewed_streams_are_those_of_keras_and_of_the_file(tmp_path):
+def test_codes_of_skewed_streams_are_those_of_keras_and_of_the_file(path):
     keras.utils.set_random_seed(1)
-    image, state = layers.Input((8, 8, 3), name="image"), layers.Input((8, 8, 4), name="state")
-    features = layers.Conv2D(8, 3, padding="same", activation="elu")(image)
-    features = layers.BatchNormalization(beta_initializer="ones")(features)
-    features = layers.Concatenate()(
-        [features, layers.Conv2D(4, 3, padding="same")(features), state]
-    )
-    gate = layers.Conv2D(16, 3, padding="same", activation="softplus")(features)
-    features = layers.Multiply()([gate, features])
-    features = layers.Add()([features, layers.DepthwiseConv2D(3, padding="same")(features)])
+    image, state = L.Input((8, 8, 3), name="image"), L.Input((8, 8, 4), name="state")
+    features = L.Conv2D(8, 3, padding="same", activation="elu")(image)
+    features = L.BatchNormalization(beta_initializer="ones")(features)
+    features = L.Concatenate()([features, L.Conv2D(4, 3, padding="same")(features), state])
+    gate = L.Conv2D(16, 3, padding="same", activation="softplus")(features)
+    features = L.Multiply()([gate, features])
+    features = L.Add()([features, L.DepthwiseConv2D(3, padding="same")(features)])
     kept = features[..., -4:]
-    features = layers.AveragePooling2D(2)(layers.ZeroPadding2D(1)(features))
-    features = layers.Conv2D(8, 3, activation="swish")(-features * features)
-    scores = layers.Dense(5)(layers.GlobalAveragePooling2D()(features))
+    features = L.AveragePooling2D(2)(L.ZeroPadding2D(1)(features))
+    features = L.Conv2D(8, 3, activation="swish")(-features * features)
+    scores = L.Dense(5)(L.GlobalAveragePooling2D()(features))
     draw = np.random.default_rng(0)
-    data = [
-        draw.normal(0.7, 1, (96, *shape)).astype(np.float32) for shape in [(8, 8, 3), (8, 8, 4)]
-    ]
-    q = sat_tf.quantize_model(
-        keras.Model([image, state], [scores, kept]), BitPolicy.mobile(8, input_type="int8")
-    )
-    sat_tf.calibrate(q, data)
+    data = [np.float32(draw.normal(0.7, 1, (96, *shape))) for shape in [(8, 8, 3), (8, 8, 4)]]
+    policy = BitPolicy.mobile(8, input_type="int8")
+    q = calibrated(keras.Model([image, state], [scores, kept]), policy, data)
     skews = {
         layer.name: float(layer.output_variables["skew"])
         for layer in q.layers
         if "skew" in getattr(layer, "output_variables", {})
     }
     assert sum(abs(skew) > 0.1 for skew in skews.values()) >= 3, skews
-    path = tmp_path / "skewed.tflite"
-    sat_tf.export_tflite(q, path, output_type="int8", snap_biases=True)
-    certificate = sat_tf.verify_tflite(q, path, [part[:40] for part in data], progress=False)
+    file = {"output_type": "int8", "snap_biases": True}
+    _, certificate = proved(q, path, [part[:40] for part in data], file)
     found = certificate.runtimes["xnnpack"]
     assert found.codes_compared > 0
     assert {t.name: t.codes_differing for t in found.tensors if t.codes_differing} == {}
@@ -331,24 +308,19 @@ def test_codes_of_skewed_streams_are_those_of_keras_and_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(("bits", "skew"), [(2, 0.7), (3, -0.4), (4, 1.0), (5, -1.0), (7, 0.02)])
-def test_int8_and_an_activation_clip_the_two_ends_of_a_stream_of_few_bits(bits, skew, tmp_path):
-    image = layers.Input((6, 6, 3))
-    stream = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", name="stream")(image))
-    read = layers.Conv2D(8, 3, padding="same", activation="relu")(layers.ZeroPadding2D(1)(stream))
-    model = keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(read)))
+def test_int8_and_an_activation_clip_the_two_ends_of_a_stream_of_few_bits(bits, skew, path):
+    image = L.Input((6, 6, 3))
+    stream = L.BatchNormalization()(L.Conv2D(8, 3, padding="same", name="stream")(image))
+    read = L.Conv2D(8, 3, padding="same", activation="relu")(L.ZeroPadding2D(1)(stream))
+    model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(read)))
     policy = BitPolicy(weight_bits=8, activation_bits=4, stream_bits=bits, requantize_streams=False)
-    q = sat_tf.quantize_model(model, policy)
     pixels = np.random.default_rng(0).integers(0, 256, (64, 6, 6, 3), dtype=np.uint8)
-    sat_tf.calibrate(q, pixels)
+    q = calibrated(model, policy, pixels)
     (holder,) = [one for one in q.layers if "skew" in getattr(one, "output_variables", {})]
     holder.output_variables["skew"].assign(skew)
     level = holder.output_variables["clipping_level"]
     level.assign(0.5 * level)  # so that many values are clipped, on both sides
     sat_tf.calibrate(q, pixels, clipping_levels=False)
-    path = tmp_path / "few_bits.tflite"
-    sat_tf.export_tflite(q, path, snap_biases=True)
-    certificate = sat_tf.verify_tflite(q, path, pixels[:30], progress=False)
-    compared = certificate.runtimes["xnnpack"]
-    assert compared.codes_compared > 0
-    assert compared.codes_differing == 0
+    _, certificate = proved(q, path, pixels[:30], {"snap_biases": True})
+    assert certificate.runtimes["xnnpack"].codes_compared > 0
     assert certificate.trained_differing == 0.0

@@ -52,6 +52,10 @@ def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
     value, gradient = _run(w, ids, 2, np.array([1, 2, 3, 5], np.float32), keep_zeros=True)
     np.testing.assert_allclose(value, [0.0, 0.0, 0.6, 0.6], rtol=1e-6)
     assert gradient.tolist() == [0, 0, 4, 4]
+    _, gradient = _run(
+        w, ids, 2, np.array([1, 2, 3, 5], np.float32), keep_zeros=True, reassign=True
+    )
+    assert gradient.tolist() == [0, 0, 3, 5]
     moved = np.array([0.1, -0.1, 0.5, 0.7], np.float32)  # whatever an optimizer adds to them
     assert _run(moved, ids, 2, keep_zeros=True)[0].tolist()[:2] == [0.0, 0.0]
 
@@ -73,17 +77,6 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, keep_zeros, mode
     wanted = reference.shared_gradient(upstream, ids)
     wanted[keep_zeros & (ids == 0)] = 0.0
     np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-7)
-
-
-def test_a_step_of_sgd_moves_the_value_by_the_mean_of_the_gradient():
-    latent, upstream = draw(), draw(seed=1)
-    ids = cluster_ids(latent, 3)
-    _, gradient = _run(latent, ids, 3, upstream)
-    moved = latent - 0.1 * gradient
-    for cluster in range(8):
-        own = ids == cluster
-        change = moved[own].mean() - latent[own].mean()
-        assert change == pytest.approx(-0.1 * upstream[own].mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -1e-30])
@@ -131,17 +124,3 @@ def test_sums_are_by_id():
     values, ids = tensor([[1.0, 2.0], [4.0, 8.0]]), tensor(np.int32([[2, 0], [2, 3]]))
     found = namespace(values).sums_by_id(values, ids, 5)
     assert array(found).tolist() == [2.0, 0.0, 5.0, 8.0, 0.0]
-
-
-# Means -0.75 and 0.375: the scale is 0.75 / 127, and the codes -127 and round(63.5) = 64.
-@pytest.mark.parametrize("mode", MODES)
-def test_1_bit_weights_worked_by_hand(mode):
-    latent, ids = np.float32([-1.0, -0.5, 0.25, 0.5]), np.uint8([0, 0, 1, 1])
-    upstream = np.float32([1.0, 3.0, 5.0, 8.0])
-    value, gradient = _run(latent, ids, 1, upstream, mode)
-    np.testing.assert_allclose(value, [-0.75, -0.75, 64 * 0.75 / 127, 64 * 0.75 / 127], rtol=1e-6)
-    assert gradient.tolist() == [2.0, 2.0, 6.5, 6.5]
-    _, gradient = _run(latent, ids, 1, upstream, mode, reassign=True)
-    np.testing.assert_array_equal(gradient, upstream)
-    _, gradient = _run(latent, ids, 1, upstream, mode, reassign=True, keep_zeros=True)
-    assert gradient.tolist() == [0.0, 0.0, 5.0, 8.0]

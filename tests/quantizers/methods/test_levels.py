@@ -1,5 +1,7 @@
 """The quantizers of k-means and LQ-Nets: their variable, when it changes, and what they refuse."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -104,6 +106,12 @@ def _model():
     return model
 
 
+def _fit(model, epochs=1):
+    draw = np.random.default_rng(0)
+    images, targets = draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3))
+    model.fit(images, targets, verbose=0, epochs=epochs)
+
+
 @pytest.mark.filterwarnings("ignore:model")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_frozen_layer_keeps_its_levels(name):
@@ -115,8 +123,7 @@ def test_a_frozen_layer_keeps_its_levels(name):
     model.compile(keras.optimizers.SGD(1e-2), "mse")
     layers = [model.get_layer(f"quant_{layer}") for layer in ("conv", "classifier")]
     before = [layer.kernel_variables[NAMES[name]].numpy() for layer in layers]
-    draw = np.random.default_rng(0)
-    model.fit(draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3)), verbose=0, epochs=2)
+    _fit(model, epochs=2)
     same = [
         np.array_equal(layer.kernel_variables[NAMES[name]], old)
         for layer, old in zip(layers, before, strict=True)
@@ -126,18 +133,13 @@ def test_a_frozen_layer_keeps_its_levels(name):
 
 @pytest.mark.filterwarnings("ignore:model")
 def test_zeros_of_a_pruned_model_stay_where_that_is_asked():
-    policy = BitPolicy.mobile(
-        4,
-        weight_quantizer="kmeans",
-        weight_options={"keep_zeros": True},
-        first_last_weight_bits=None,
-    )
+    fields = {"weight_quantizer": "kmeans", "weight_options": {"keep_zeros": True}}
+    policy = BitPolicy.mobile(4, **fields, first_last_weight_bits=None)
     model = sat_tf.quantize_model(_model(), policy)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     zeros = _zeros(model)
     assert 0.3 < zeros.mean() < 0.7
-    draw = np.random.default_rng(0)
-    model.fit(draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3)), verbose=0)
+    _fit(model)
     np.testing.assert_array_equal(_zeros(model), zeros)
 
 
@@ -155,34 +157,29 @@ def _zeros(model):
     return model.get_layer("quant_classifier").effective_kernel().numpy() == 0.0
 
 
+_ChannelBits = functools.partial(ChannelBitsQuantizer, range_axes=(3,))
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "anew"),
+    ("kind", "old", "new", "anew"),
     [
-        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=3, reassign=True), False),
-        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=2), True),
-        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=3, keep_zeros=True), True),
-        (KMeansQuantizer(num_bits=None), KMeansQuantizer(num_bits=3), True),
-        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, momentum=0.5), False),
-        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=4), True),
-        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, range_axes=(3,)), True),
+        (KMeansQuantizer, {}, {"reassign": True}, False),
+        (KMeansQuantizer, {}, {"num_bits": 2}, True),
+        (KMeansQuantizer, {}, {"keep_zeros": True}, True),
+        (KMeansQuantizer, {"num_bits": None}, {}, True),
+        (LqNetsQuantizer, {}, {"momentum": 0.5}, False),
+        (LqNetsQuantizer, {}, {"num_bits": 4}, True),
+        (LqNetsQuantizer, {}, {"range_axes": (3,)}, True),
+        (_ChannelBits, {}, {"over_size": False}, False),
         *(
-            (
-                ChannelBitsQuantizer(**{"num_bits": 3, "range_axes": (3,), **old}),
-                ChannelBitsQuantizer(**{"num_bits": 3, "range_axes": (3,), **new}),
-                anew,
-            )
-            for old, new, anew in (
-                ({}, {"over_size": False}, False),
-                ({}, {"num_bits": 2}, True),
-                ({}, {"lowest": 1}, True),
-                ({}, {"highest": 5}, True),
-                ({}, {"grid": "narrow"}, True),
-                ({"num_bits": None}, {}, True),
-            )
+            (_ChannelBits, {}, new, True)
+            for new in ({"num_bits": 2}, {"lowest": 1}, {"highest": 5}, {"grid": "narrow"})
         ),
+        (_ChannelBits, {"num_bits": None}, {}, True),
     ],
 )
-def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, new, anew):
+def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(kind, old, new, anew):
+    old, new = (kind(**{"num_bits": 3, **settings}) for settings in (old, new))
     _, had = started(old, drawn())
     for variable in had.values():
         variable.assign(variable + tf.cast(1, variable.dtype))  # what training has made of them
@@ -220,15 +217,15 @@ def test_a_floor_above_the_bits_makes_a_finer_grid():
         quantizer = make_weight_quantizer(name, WeightRequest(num_bits=2))
         _, variables = started(quantizer, drawn())
         own = quantizer(kernel, False, variables).numpy()
-        errors = []
-        for floor in (8, 5, 3):
-            made = quantizer(
+        made = {
+            floor: quantizer(
                 kernel, False, {**variables, "bit_floor": tf.constant(floor, tf.int64)}
             )
-            errors.append(float(tf.reduce_mean((made - kernel) ** 2)))
+            for floor in (8, 5, 3, 2)
+        }
+        errors = [float(tf.reduce_mean((made[floor] - kernel) ** 2)) for floor in (8, 5, 3)]
         assert errors == sorted(errors)
-        made = quantizer(kernel, False, {**variables, "bit_floor": tf.constant(2, tf.int64)})
-        np.testing.assert_array_equal(made, own)
+        np.testing.assert_array_equal(made[2], own)
 
 
 BITS = range(1, 9)
@@ -239,11 +236,8 @@ BITS = range(1, 9)
 def test_no_weight_is_nearer_to_another_cluster_and_the_error_is_not_far_from_the_smallest(
     bits, initialization
 ):
-    for draw in (
-        drawn(0, 0.4, (120,)),
-        drawn(0, 0.4, (120,)) ** 3,
-        np.abs(drawn(0, 0.4, (120,))) + 1,
-    ):
+    normal = drawn(0, 0.4, (120,))
+    for draw in (normal, normal**3, np.abs(normal) + 1):
         ids = cluster_ids(draw, bits, initialization=initialization)
         centers = np.array([draw[ids == k].mean(dtype=np.float64) for k in range(2**bits)])
         np.testing.assert_array_equal(np.argmin(np.abs(draw[:, None] - centers), axis=1), ids)
@@ -265,10 +259,8 @@ def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
     choice = {"keep_zeros": keep_zeros}
     ids = cluster_ids(weights, bits, initialization=initialization, **choice)
     assert ids.max() < 2**bits
-    others = ids[weights != 0] if keep_zeros else ids
-    assert (
-        np.diff(others[np.argsort(weights[weights != 0] if keep_zeros else weights)]) >= 0
-    ).all()
+    is_other = (weights != 0) | (not keep_zeros)
+    assert (np.diff(ids[is_other][np.argsort(weights[is_other])]) >= 0).all()
     assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
     quantizer = KMeansQuantizer(num_bits=bits, **choice)
     found = quantizer.integer_weights(weights, {"cluster_ids": ids})

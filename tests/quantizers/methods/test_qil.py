@@ -124,7 +124,9 @@ def test_codes_fit_their_bits_keep_the_sign_and_prune_and_clip(bits, center, dis
 @pytest.mark.parametrize("axes", [(), (3,)])
 def test_it_starts_at_the_largest_weight(bits, axes):
     latent = draw()
+    latent[0, 0, 0, 0] = np.inf  # left out, as NaN is
     half = array(qil.first_end(latent, range_axes=axes)) / np.float32(2.0)
+    latent[0, 0, 0, 0] = 0.0
     largest = np.max(np.abs(latent), axis=(0, 1, 2) if axes else None, keepdims=True)
     np.testing.assert_array_equal(np.ravel(half), np.ravel(largest) / 2)
     value, by_w, _, _ = _weights(latent, half, half, bits)
@@ -132,32 +134,6 @@ def test_it_starts_at_the_largest_weight(bits, axes):
     assert (np.abs(value - latent) <= 0.5001 * step).all()
     inner = (np.abs(latent) > 0.0) & (np.abs(latent) < 0.999 * largest)
     np.testing.assert_allclose(by_w[inner], 1.0, rtol=1e-6)
-
-
-# A weight at an edge of the interval has no gradient, the next one inside has.
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_gradients_on_both_sides_of_each_edge(bits, sign):
-    for edge, outwards in ((1.0, -1.0), (3.0, 1.0)):
-        w = sign * np.array([edge + outwards * 1e-3, edge, edge - outwards * 1e-3], np.float32)
-        _, by_w, _, _ = _weights(w, 2.0, 1.0, bits)
-        assert by_w.tolist() == [0.0, 0.0, 1.5]
-        _, _, by_c, by_d = _weights(w[:1], 2.0, 1.0, bits)
-        assert (by_c, by_d) == (0.0, 0.0)
-        _, _, by_c, by_d = _weights(w[2:], 2.0, 1.0, bits)
-        assert by_c == pytest.approx(-1.5 * sign)
-        assert by_d == pytest.approx(-1.5 * sign * outwards, rel=1e-2)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
-def test_a_nan_weight_stays_in_its_own_element(surrogate, mode):
-    latent = np.float32([np.nan, np.inf, -np.inf, 2.0])
-    value, by_w, by_c, by_d = _weights(latent, 2.0, 1.0, 3, mode=mode, surrogate=surrogate)
-    np.testing.assert_array_equal(value, [np.nan, 3.0, -3.0, 2.0])
-    assert by_w[:3].tolist() == [0, 0, 0]
-    assert np.isfinite([by_w[3], by_c, by_d]).all()
-    assert float(qil.first_end(latent)) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -217,17 +193,3 @@ def test_the_interval_goes_to_other_bits_and_starts_anew_with_other_ranges():
         _, fresh = started(new, kernel)
         wanted = old_variables if same else fresh
         np.testing.assert_array_equal(variables["interval_center"], wanted["interval_center"])
-
-
-def test_what_is_learnt_moves_by_the_factor():
-    kernel, found = drawn(), {}
-    for factor in (0.0, 0.01, 0.02):
-        quantizer = QilQuantizer(num_bits=3, gradient_factor=factor)
-        _, variables = started(quantizer, kernel)
-        with tf.GradientTape() as tape:
-            total = tf.reduce_sum(quantizer(kernel, True, variables) * drawn(1))
-        found[factor] = tape.gradient(total, list(variables.values()))
-    assert all(float(each) == 0.0 for each in found[0.0])
-    for one, two in zip(found[0.01], found[0.02], strict=True):
-        assert float(two) == pytest.approx(2.0 * float(one), rel=1e-5)
-        assert float(one) != 0.0

@@ -6,6 +6,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.audit.audited_model import Verdict
+from sat_tf.training.audit.kappa import kappa_0
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 L = keras.layers
@@ -44,6 +45,7 @@ def test_a_plain_model_has_its_kernels_as_effective_weights():
     assert audit.kappa_0 == rows["classifier"].kappa_0
     assert rows["classifier"].pooled_area == 16
     assert (audit.num_images, audit.loss, audit.activations) == (0, None, ())
+    assert audit.kappa_0 == pytest.approx(kappa_0(model), rel=1e-5)
 
 
 def test_a_quantized_model_has_every_stage_of_its_weights():
@@ -60,15 +62,9 @@ def test_a_quantized_model_has_every_stage_of_its_weights():
     assert (row.weight_bits, row.rescale) == (8, "constant")
 
 
-def test_kappa_0_is_the_one_of_the_package():
-    from sat_tf.training.audit.kappa import kappa_0
-
-    for model in (small_float_model(), small_quantized_model()):
-        assert sat_tf.audit(model).kappa_0 == pytest.approx(kappa_0(model), rel=1e-5)
-
-
 def test_with_images_there_are_gradients_and_activations():
     audit = sat_tf.audit(small_quantized_model(), (IMAGES, LABELS))
+    assert audit.kappa_0 == pytest.approx(kappa_0(small_quantized_model()), rel=1e-5)
     assert audit.num_images == 16
     assert all(row.gradient_variance > 0 for row in audit.layers)
     assert all(row.kappa > 0 for row in audit.layers[:-1])
@@ -259,6 +255,9 @@ def test_a_set_of_the_package_gives_its_held_out_images():
     audit = sat_tf.audit(small_float_model(), DATA, num_images=8)
     expected = sat_tf.audit(small_float_model(), (DATA.test_images[:8], DATA.test_labels[:8]))
     assert (audit.num_images, audit.loss) == (8, expected.loss)
+    assert not audit.notes
+    of_one = sat_tf.audit(small_float_model(), DATA, num_images=1)
+    assert any("Measured on fewer than 8 images" in note for note in of_one.notes)
 
 
 @pytest.mark.parametrize("dataset", [IMAGES, tf.data.Dataset.from_tensors(IMAGES)])
@@ -267,11 +266,6 @@ def test_without_labels_there_are_no_gradients(dataset):
     assert audit.layers[0].gradient_variance is None
     assert audit.activations[0].clipped is not None
     assert any("no labels" in note for note in audit.notes)
-
-
-def test_of_one_image_it_says_how_little_that_is():
-    audit = sat_tf.audit(small_float_model(), (IMAGES[:1], LABELS[:1]))
-    assert any("Measured on fewer than 8 images" in note for note in audit.notes)
 
 
 # -- how it is shown ---------------------------------------------------------------------------

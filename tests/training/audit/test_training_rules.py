@@ -83,13 +83,9 @@ def expect_audited(rules, model):
     ]
 
 
-def test_the_numbers_are_those_of_an_audit(trained):
-    model, rules, _ = trained
+def test_the_numbers_are_those_of_an_audit_and_tensorboard_gets_them_too(trained):
+    model, rules, folder = trained
     expect_audited(rules, model)
-
-
-def test_tensorboard_gets_the_same_numbers(trained):
-    _, rules, folder = trained
     values = events(folder / "events")
     of_kappa_0 = {step: value for (tag, step), value in values.items() if tag == "rules/kappa_0"}
     assert set(of_kappa_0) == {0, 3, 6, 9, 12}

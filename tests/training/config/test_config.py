@@ -36,8 +36,9 @@ def test_what_a_config_leaves_out_is_the_papers_recipe():
         assert (stage.momentum, stage.nesterov, stage.weight_decay) == (0.9, True, 4e-5)
         assert (stage.first_learning_rate, stage.peak_learning_rate) == (0.05, 0.05 * 8)
     assert config.policy == BitPolicy.mobile(4)
-    assert config.seed == 0
-    assert config.distribution == "auto"
+    assert (config.seed, config.distribution) == (0, "auto")
+    with pytest.raises(ValidationError):  # it cannot be changed
+        config.seed = 1
 
 
 def test_the_quantized_stage_inherits_what_it_leaves_out_from_the_float_stage():
@@ -98,39 +99,21 @@ def test_every_number_has_an_upper_bound_that_names_its_key():
             assert key.split(".")[-1] in str(error.value), key
 
 
-def test_a_run_may_end_with_the_float_model():
-    config = parse_config(SMALLEST, ["stages.quantized=null"])
-    assert list(config.stages.by_name()) == ["float"]
-    assert parse_config(config_text(config)) == config
-
-
 @pytest.mark.parametrize("pack", PACKINGS)
 def test_a_run_may_pack_its_file_as_the_export_does(pack):
     assert parse_config(SMALLEST, [f"export.pack={pack}"]).export.pack == pack
     assert parse_config(SMALLEST).export.pack == "auto"
 
 
-def test_activations_may_stay_float():
-    assert parse_config(SMALLEST, ["policy.activation_bits=null"]).policy.activation_bits is None
-
-
-def test_a_config_cannot_be_changed():
-    config = parse_config(SMALLEST)
-    with pytest.raises(ValidationError):
-        config.seed = 1
-
-
 def test_a_resolved_config_reads_back_as_itself():
-    config = parse_config(
-        SMALLEST,
-        [
-            "policy={stream_bits: null, overrides: {'block_1_*': {weight_bits: 8}}}",
-            "stages.quantized={epochs: 20, weight_decay: 1e-5}",
-            "model.options={width_multiplier: 0.35, rectifier_max: null}",
-        ],
-    )
+    policy = "{activation_bits: null, stream_bits: null, overrides: {'b_*': {weight_bits: 8}}}"
+    options = "{width_multiplier: 0.35, rectifier_max: null}"
+    changes = [f"policy={policy}", f"model.options={options}", "stages.quantized=null"]
+    config = parse_config(SMALLEST, changes)
     assert parse_config(config_text(config)) == config
-    assert config.policy.overrides == {"block_1_*": {"weight_bits": 8}}
+    assert config.policy.activation_bits is None
+    assert config.policy.overrides == {"b_*": {"weight_bits": 8}}
+    assert list(config.stages.by_name()) == ["float"]
 
 
 def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():

@@ -32,12 +32,10 @@ def faces():
     return [Typeface(name) for name in FACES]
 
 
-def test_eight_faces_train_and_four_others_test():
+def test_eight_faces_train_and_four_others_of_every_family_and_style_test():
     assert (len(TRAIN_FACES), len(TEST_FACES)) == (8, 4)
     assert not set(TRAIN_FACES) & set(TEST_FACES)
 
-
-def test_every_family_and_every_style_is_in_both_parts():
     def families_and_styles(names):
         pairs = [name.replace("Italic", "Oblique").partition("-")[::2] for name in names]
         return collections.Counter(word or "Regular" for pair in pairs for word in pair)
@@ -126,32 +124,23 @@ def _randoms(count):
     return [np.random.RandomState(number) for number in range(count)]
 
 
-def _set_ranges(monkeypatch, **ranges):
+def _x(face, monkeypatch, **ranges):
     monkeypatch.setattr(glyphs, "RANGES", types.MappingProxyType(STILL | ranges))
+    return pictures([face.draw(ord("x"))], _randoms(1))[0]
 
 
 def test_without_distortion_a_picture_is_the_drawing_at_half_size(face, monkeypatch):
-    _set_ranges(monkeypatch)
-    drawing = face.draw(ord("R"))
-    (picture,) = pictures([drawing], _randoms(1))
+    picture, drawing = _x(face, monkeypatch), face.draw(ord("x"))
     halved = drawing.reshape(24, 2, 24, 2).astype(np.float64).mean(axis=(1, 3))
     # Pillow rounds the mean of four pixels to an integer.
     assert abs(picture - halved[:, :, None]).max() <= 0.5
 
 
-def test_a_positive_shift_moves_right_and_down(face, monkeypatch):
-    _set_ranges(monkeypatch)
-    (still,) = pictures([face.draw(ord("x"))], _randoms(1))
-    _set_ranges(monkeypatch, shift=(1.0, 1.0, 2))
-    (moved,) = pictures([face.draw(ord("x"))], _randoms(1))
+def test_a_positive_shift_moves_right_and_down_and_scaling_up_adds_ink(face, monkeypatch):
+    still = _x(face, monkeypatch)
+    moved = _x(face, monkeypatch, shift=(1.0, 1.0, 2))
     np.testing.assert_array_equal(moved, np.roll(still, (1, 1), axis=(0, 1)))
-
-
-def test_scaling_up_adds_ink_in_proportion(face, monkeypatch):
-    _set_ranges(monkeypatch)
-    (still,) = pictures([face.draw(ord("x"))], _randoms(1))
-    _set_ranges(monkeypatch, log_scale=(0.1, 0.1, 1))
-    (larger,) = pictures([face.draw(ord("x"))], _randoms(1))
+    larger = _x(face, monkeypatch, log_scale=(0.1, 0.1, 1))
     # Interpolation and rounding of 24x24 pixels shift the sum by less than a hundredth.
     assert larger.sum() / still.sum() == pytest.approx(np.exp(0.2), rel=0.01)
 
@@ -210,24 +199,16 @@ def small(folder):
     return load_glyphs(**SMALL, cache_dir=folder)
 
 
-def _of_class(images, label, per_class):
-    return images[label * per_class : (label + 1) * per_class]
-
-
 def _refuse(*arguments, **options):
     raise AssertionError("drawn again")
 
 
-def test_glyphs_are_small_colour_pictures_in_the_order_of_their_classes(small):
-    assert small.name == "glyphs"
-    assert small.num_classes == 12
+def test_no_two_of_the_pictures_are_equal_and_they_are_in_the_order_of_their_classes(small):
+    assert (small.name, small.num_classes) == ("glyphs", 12)
     assert small.train_images.shape == (120, 24, 24, 3)
     assert small.test_images.shape == (60, 24, 24, 3)
     np.testing.assert_array_equal(small.train_labels, np.repeat(np.arange(12), 10))
     np.testing.assert_array_equal(small.test_labels, np.repeat(np.arange(12), 5))
-
-
-def test_no_two_pictures_are_equal(small):
     images = np.concatenate([small.train_images, small.test_images])
     assert len({image.tobytes() for image in images}) == len(images)
 
@@ -240,32 +221,23 @@ def test_a_set_drawn_twice_is_the_same(small, tmp_path):
 
 def test_fewer_classes_and_fewer_pictures_are_the_first_of_more(small, folder):
     fewer = load_glyphs(num_classes=4, train_per_class=3, test_per_class=1, cache_dir=folder)
-    for label in range(4):
-        np.testing.assert_array_equal(
-            _of_class(fewer.train_images, label, 3), _of_class(small.train_images, label, 10)[:3]
-        )
-        np.testing.assert_array_equal(
-            _of_class(fewer.test_images, label, 1), _of_class(small.test_images, label, 5)[:1]
-        )
+    for few, more, count in (
+        (fewer.train_images, small.train_images, 3),
+        (fewer.test_images, small.test_images, 1),
+    ):
+        by_class = more.reshape(12, -1, *more.shape[1:])
+        np.testing.assert_array_equal(few, np.concatenate(by_class[:4, :count]))
 
 
 def test_another_seed_changes_every_picture(small, folder):
     other = load_glyphs(**SMALL, seed=1, cache_dir=folder)
-    for ours, theirs in (
-        (small.train_images, other.train_images),
-        (small.test_images, other.test_images),
-    ):
-        assert (ours != theirs).any(axis=(1, 2, 3)).all()
+    assert (small.train_images != other.train_images).any(axis=(1, 2, 3)).all()
+    assert (small.test_images != other.test_images).any(axis=(1, 2, 3)).all()
 
 
 def test_held_out_pictures_can_be_told_by_their_likeness_to_training_pictures(folder):
     digits_and_letters = load_glyphs(num_classes=30, cache_dir=folder)
-    centres = np.stack(
-        [
-            _normalized(_of_class(digits_and_letters.train_images, label, 64)).mean(axis=0)
-            for label in range(30)
-        ]
-    )
+    centres = _normalized(digits_and_letters.train_images).reshape(30, 64, -1).mean(axis=1)
     products = _normalized(digits_and_letters.test_images) @ centres.T
     accuracy = (products.argmax(axis=1) == digits_and_letters.test_labels).mean()
     # Chance is 1/30; the nearest mean knows nothing of shifts or slants, and is right on most

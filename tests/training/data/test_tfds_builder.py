@@ -106,27 +106,24 @@ def test_mocked_builders_are_read_like_real_ones(builder):
     assert labels.max() < source.num_classes
 
 
-def test_an_unknown_builder_is_answered_with_its_nearest_name():
-    with pytest.raises(
-        ValueError, match=r"received 'imagnet2012'.*Did you mean: imagnet2012 -> imagenet2012"
-    ):
-        data.source("tfds", builder="imagnet2012")
-
-
-def test_a_builder_of_another_kind_is_named_with_what_it_holds(tmp_path):
-    with pytest.raises(ValueError, match=r"text \(Text\), label \(ClassLabel\); expected an image"):
-        data.source("tfds", builder="imdb_reviews", data_dir=tmp_path)
-
-
-def test_missing_imagenet_is_answered_with_the_way_to_get_it(tmp_path):
-    with pytest.raises(ValueError, match="received 'imagenet2012', which is not in") as error:
-        data.source("tfds", data_dir=tmp_path)
-    assert f"tfds build imagenet2012 --data_dir={tmp_path}" in str(error.value)
-
-
-def test_other_sets_that_are_missing_are_answered_with_the_command(tmp_path):
-    with pytest.raises(ValueError, match=f"run `tfds build mnist --data_dir={tmp_path}`"):
-        data.source("tfds", builder="mnist", data_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        ("imagnet2012", r"'imagnet2012'.*Did you mean: imagnet2012 -> imagenet2012"),
+        ("imdb_reviews", r"text \(Text\), label \(ClassLabel\); expected an image"),
+        (
+            "imagenet2012",
+            "received 'imagenet2012', which is not in FOLDER.* imagenet2012 --data_dir",
+        ),
+        ("mnist", "run `tfds build mnist --data_dir=FOLDER`"),
+    ],
+    ids=["unknown", "of_another_kind", "missing", "missing_too"],
+)
+def test_a_set_that_is_unknown_missing_or_of_another_kind_is_named_with_the_fix(
+    builder, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message.replace("FOLDER", str(tmp_path))):
+        data.source("tfds", builder=builder, data_dir=tmp_path)
 
 
 @pytest.mark.thorough

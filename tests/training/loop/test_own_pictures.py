@@ -56,15 +56,16 @@ def test_it_says_what_it_trains_on(tmp_path):
     assert note.startswith("Note: of each class a fifth is held out")
 
 
-def test_one_class_is_nothing_to_tell_apart(tmp_path):
-    config = config_of(pictures(tmp_path / "pets", ["cat"]))
-    with pytest.raises(RunError, match=r"received one class \(cat\), which every picture is in; e"):
-        load_source(config)
-
-
-def test_names_that_no_file_can_hold_are_refused_before_the_training(tmp_path):
-    config = config_of(pictures(tmp_path / "pets", ["cat", " "]))
-    with pytest.raises(RunError, match=r"labels: received ' ' for class 0, expected texts of one"):
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cat"], r"received one class \(cat\), which every picture is in; e"),
+        (["cat", " "], "labels: received ' ' for class 0, expected texts of one"),
+    ],
+)
+def test_one_class_and_names_that_no_file_can_hold_are_refused(names, message, tmp_path):
+    config = config_of(pictures(tmp_path / "pets", names))
+    with pytest.raises(RunError, match=message):
         load_source(config)
 
 

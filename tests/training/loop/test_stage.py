@@ -1,5 +1,8 @@
 import csv
+import importlib
 import io
+import pathlib
+import tomllib
 import types
 
 import numpy as np
@@ -115,20 +118,16 @@ def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_step_layer_a
     assert "Epochs of the stage that are saved: 1." in text
 
 
-def test_the_top1_of_a_model_with_nan_logits_is_an_error():
-    model = training_copy(small_quantized_model())
-    model.layers[-1].layer.kernel.assign(tf.fill(model.layers[-1].layer.kernel.shape, np.nan))
-    with pytest.raises(RunError, match="NaN or infinite logits for held-out images"):
-        held_out_metrics(model, ArraySource(small_images()), PIXELS)
-
-
-def test_top1_counts_every_held_out_image_once():
+def test_top1_counts_every_held_out_image_once_and_nan_logits_are_an_error():
     model, images = training_copy(small_quantized_model()), small_images()
     logits = model(images.test_images.astype(np.float32), training=False).numpy()
     hits = np.argmax(logits, axis=1) == images.test_labels
     found = held_out_metrics(model, ArraySource(images), PIXELS)
     assert found["top1"] == pytest.approx(np.mean(hits), abs=1e-7)
     assert found["images"] == len(images.test_labels)
+    model.layers[-1].layer.kernel.assign(tf.fill(model.layers[-1].layer.kernel.shape, np.nan))
+    with pytest.raises(RunError, match="NaN or infinite logits for held-out images"):
+        held_out_metrics(model, ArraySource(images), PIXELS)
 
 
 def test_batches_larger_than_the_data_and_warm_ups_longer_than_the_stage_are_problems():
@@ -236,6 +235,32 @@ def test_a_stage_leaves_metrics_and_events(tmp_path, capsys):
     assert "Epoch" not in capsys.readouterr().out
 
 
+def test_tensorboard_comes_with_the_package():
+    project = pathlib.Path(__file__).parents[3] / "pyproject.toml"
+    dependencies = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert any(words.startswith("tensorboard>") for words in dependencies)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["tf_keras", "keras"])
+def test_a_quantized_model_of_either_keras_is_trained_with_tensorboard(name, tmp_path):
+    keras = importlib.import_module(name)
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    ends = layers.GlobalAveragePooling2D(), layers.Dense(3)
+    start = layers.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization()
+    quantized = sat_tf.quantize_model(keras.Sequential([*start, layers.ReLU(), *ends]), 4)
+    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    board = keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=1)
+    images = small_images()
+    pixels = images.train_images.astype(np.float32)
+    quantized.fit(pixels, images.train_labels, verbose=0, callbacks=[board])
+    (events,) = (tmp_path / "train").glob("events.*")
+    text = events.read_bytes()
+    assert b"epoch_loss" in text
+    assert b"histogram" in text
+
+
 def row(stage, epoch):
     return EpochMetrics(stage=stage, epoch=epoch, step=epoch, loss=1 / 3, held_out_top1=0.1)
 
@@ -316,31 +341,20 @@ def test_a_loss_or_logit_that_is_not_finite_stops_the_stage_and_says_what_is_sav
 
 
 @pytest.mark.parametrize("differing", [0, 12])
-def test_the_table_holds_every_number_of_a_run(differing):
+def test_the_table_holds_every_number_of_a_run_and_the_interpreter_shows_it_in_a_line(differing):
     text = io.StringIO()
-    results = Results(**{**RESULTS.to_dict(), "codes_differing": differing})
+    changes = {"codes_differing": differing, "quantized_top5": 0.999}
+    results = Results(**{**RESULTS.to_dict(), **changes})
     Console(file=text, width=100).print(results.table("a run"))
     for part in (
         "float model, held-out top-1 (359 images)",
-        *("98.77 %", "98.25 %", "(128 images)", "98.00 %", "423,018", "636,432", "296,109"),
-        "54,379,166",
-        f" {differing} ",
-        "120",
+        *("98.77 %", "98.25 % (top-5 99.90 %)", "(128 images)", "98.00 %", "423,018", "636,432"),
+        *("296,109", "54,379,166", f" {differing} ", "120"),
     ):
         assert part in text.getvalue()
-
-
-def test_the_interpreter_shows_a_run_in_a_line():
-    assert repr(RESULTS).startswith("<Results: float model 98.77 %, quantized model 98.25 %")
-    assert repr(RESULTS).endswith(f"{RESULTS.codes_differing} of 54,379,166 codes differ>")
-    assert "TFLite in LiteRT 98.00 % on 128 of 359 images" in repr(RESULTS)
-
-
-def test_the_table_has_top5_where_it_is_known():
-    text = io.StringIO()
-    results = Results(**{**RESULTS.to_dict(), "quantized_top5": 0.999})
-    Console(file=text, width=100).print(results.table("a run"))
-    assert "98.25 % (top-5 99.90 %)" in text.getvalue()
+    assert repr(results).startswith("<Results: float model 98.77 %, quantized model 98.25 %")
+    assert repr(results).endswith(f"{differing} of 54,379,166 codes differ>")
+    assert "TFLite in LiteRT 98.00 % on 128 of 359 images" in repr(results)
     assert text.getvalue().count("top-5") == 1
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import subprocess
 import sys
@@ -27,7 +28,21 @@ from tests.training.reproduction.fake import FakeRunner
 # -- configurations --------------------------------------------------------------------------------
 
 DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
-LONG = pytest.mark.thorough
+
+
+def _rows_with_data():
+    """Every row with a data set, in turn; and every network, and number of bits, with each set.
+
+    A data set has changes for these two. The fast tests take the first.
+    """
+    in_turn = [(row, DATA[place % len(DATA)]) for place, row in enumerate(entries())]
+    seen = set()
+    for place, (row, data) in enumerate([*in_turn, *itertools.product(entries(), DATA)]):
+        of, is_in_turn = entries()[row].row, place < len(in_turn)
+        pairs = {(of.base, data), (of.set.get("policy.activation_bits"), data)}
+        if is_in_turn or not pairs <= seen:
+            yield pytest.param(row, data, marks=() if is_in_turn else pytest.mark.thorough)
+        seen |= pairs
 
 
 def _resolve(row, **options):
@@ -39,15 +54,7 @@ def _policy(row, **options):
 
 
 @pytest.mark.filterwarnings("ignore:weight_grid=")  # rows of grids that train badly
-@pytest.mark.parametrize(
-    ("row", "data"),
-    [
-        # The fast tests take the data sets in turn.
-        pytest.param(row, data, marks=() if (place - turn) % len(DATA) == 0 else LONG)
-        for place, row in enumerate(entries())
-        for turn, data in enumerate(DATA)
-    ],
-)
+@pytest.mark.parametrize(("row", "data"), _rows_with_data())
 def test_every_row_is_a_configuration_that_reads_back_as_itself(row, data):
     data_dir = None if data_sets()[data].data_dir == "none" else "images"
     config = _resolve(row, data=data, data_dir=data_dir)
@@ -87,26 +94,22 @@ def test_the_recipe_is_the_papers(network, batch_size, peak):
     assert config.model.options == ({"rectifier_max": None} if mobile else {})
 
 
-def test_methods_differ_in_rescale_and_gradient():
-    found = {
-        method: _policy(f"table4/mobilenet_v1/4bits/{method}")
-        for method in ("pact", "pact_sat", "pact_cg", "pact_sat_cg")
-    }
-    assert {name: (p.rescale, p.clipping_gradient) for name, p in found.items()} == {
-        "pact": ("none", "pact"),
-        "pact_sat": ("constant", "pact"),
-        "pact_cg": ("none", "calibrated"),
-        "pact_sat_cg": ("constant", "calibrated"),
-    }
-
-
-def test_bits_are_those_of_the_row():
-    both = _policy("table1/mobilenet_v1/5bits")
-    assert (both.weight_bits, both.activation_bits, both.first_last_weight_bits) == (5, 5, 8)
-    weights = _policy("table3/preresnet50/3bits_weights")
-    assert (weights.weight_bits, weights.activation_bits) == (3, None)
-    uniform = _policy("table_s2/mobilenet_v1/6bits/uniform")
-    assert (uniform.weight_bits, uniform.first_last_weight_bits) == (6, None)
+@pytest.mark.parametrize(
+    ("row", "fields"),
+    [
+        ("table1/mobilenet_v1/5bits", (5, 5, 8, "constant", "calibrated")),
+        ("table3/preresnet50/3bits_weights", (3, None, 8, "constant", "calibrated")),
+        ("table_s2/mobilenet_v1/6bits/uniform", (6, 6, None, "constant", "calibrated")),
+        ("table4/mobilenet_v1/4bits/pact", (4, 4, 8, "none", "pact")),
+        ("table4/mobilenet_v1/4bits/pact_sat", (4, 4, 8, "constant", "pact")),
+        ("table4/mobilenet_v1/4bits/pact_cg", (4, 4, 8, "none", "calibrated")),
+        ("table4/mobilenet_v1/4bits/pact_sat_cg", (4, 4, 8, "constant", "calibrated")),
+    ],
+)
+def test_rows_differ_in_bits_rescale_and_gradient(row, fields):
+    policy = _policy(row)
+    bits = policy.weight_bits, policy.activation_bits, policy.first_last_weight_bits
+    assert (*bits, policy.rescale, policy.clipping_gradient) == fields
 
 
 def test_rescaling_the_classifier_alone_leaves_the_other_layers_as_they_are():
@@ -169,9 +172,7 @@ def test_names_say_what_was_trained():
     assert "_w2afloat_" in _resolve("table2/mobilenet_v1/2bits").name
     assert "_float_none_" in _resolve("glyphs/float/clamp").name
     assert "_vanilla_" in _resolve("glyphs/float/vanilla").name
-
-
-def test_the_name_of_a_run_is_that_of_a_folder_whatever_the_data_is_called():
+    # They are those of folders, whatever the data is called.
     config = _resolve("glyphs/4bits/pact")
     data = config.data.model_copy(update={"options": {"builder": "imagenet_resized/64x64:0.1.0"}})
     name = float_part(config.model_copy(update={"data": data})).name
@@ -208,6 +209,7 @@ def test_a_row_can_start_from_the_float_model_of_another_method():
         assert config.policy == _policy(f"glyphs/{bits}/pact")
         assert config.training.float_model == f"{start.name}/float.keras"
         assert config.name != _resolve(f"glyphs/{bits}/pact").name
+        assert plan([entry.id])[0].float_config == start
 
 
 def test_a_file_that_is_asked_for_takes_the_place_of_the_start_of_a_row():
@@ -216,6 +218,8 @@ def test_a_file_that_is_asked_for_takes_the_place_of_the_start_of_a_row():
     assert other_start(entry, changes=changes) is None
     assert resolve(entry, changes=changes).training.float_model == "mine.keras"
     assert other_start(entries()["glyphs/4bits/pact"]) is None
+    (job,) = plan(["glyphs/4bits/pact"], changes=changes)
+    assert (job.float_config, job.config.training.float_model) == (None, "mine.keras")
 
 
 def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
@@ -283,30 +287,12 @@ def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
     assert jobs[3].float_config is None
 
 
-def test_images_of_ones_own_are_called_by_their_folder():
-    pytest.importorskip("sat_tf.training.data.folders")
-    (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir="/data/birds")
-    assert job.data == "folder birds"
-    assert job.config.data.options == {"image_size": 224, "data_dir": "/data/birds"}
-
-
-def test_a_link_that_leads_to_itself_is_planned_by_its_name(tmp_path):
-    pytest.importorskip("sat_tf.training.data.folders")
+def test_images_of_ones_own_are_called_by_their_folder_even_by_a_link_to_itself(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=str(tmp_path / "loop"))
-    assert job.data == "folder loop"
-
-
-def test_a_given_float_model_takes_the_place_of_the_float_run():
-    (job,) = plan(["glyphs/4bits/pact"], changes=["training.float_model=mine.keras"])
-    assert job.float_config is None
-    assert job.config.training.float_model == "mine.keras"
-
-
-def test_a_row_is_planned_with_the_other_start_that_it_names():
-    swapped, own = plan(["glyphs_common_start/4bits/sat_from_clamp", "glyphs/float/clamp"])
-    assert swapped.float_config.name == own.config.name
-    assert swapped.config.policy.rescale == "constant"
+    for data_dir, name in (("/data/birds", "folder birds"), (f"{tmp_path}/loop", "folder loop")):
+        (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=data_dir)
+        assert job.data == name
+        assert job.config.data.options == {"image_size": 224, "data_dir": data_dir}
 
 
 def test_each_float_model_is_trained_once_and_handed_on(fake, tmp_path):
@@ -341,17 +327,11 @@ def test_what_has_finished_is_not_run_again_and_still_recorded(fake, tmp_path):
 
 
 def test_seeds_and_changes_are_recorded(fake, tmp_path):
-    jobs = plan(["glyphs/float/clamp"], seeds=(3, 4), changes=["stages.float.steps=7"])
-    assert _run(jobs, tmp_path)
+    change = "stages.float.steps=7"
+    assert _run(plan(["glyphs/float/clamp"], seeds=(3, 4), changes=[change]), tmp_path)
     found = read_outcomes(tmp_path / "results.csv")
-    assert [(outcome.seed, outcome.changes) for outcome in found] == [
-        (3, "stages.float.steps=7"),
-        (4, "stages.float.steps=7"),
-    ]
-    assert [(outcome.top1, outcome.tflite_top1) for outcome in found] == [
-        (50.0, None),
-        (51.0, None),
-    ]
+    facts = [(one.seed, one.changes, one.top1, one.tflite_top1) for one in found]
+    assert facts == [(3, change, 50.0, None), (4, change, 51.0, None)]
     assert [config.stages.float.steps for config in fake.configs] == [7, 7]
 
 

@@ -38,9 +38,6 @@ def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
         assert strategy is tf.distribute.get_strategy()
         assert writes_files(strategy)
         assert shard_of(strategy) == Shard()
-
-
-def test_a_mirrored_strategy_writes_from_this_process():
     strategy = make_strategy("mirrored")
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert writes_files(strategy)

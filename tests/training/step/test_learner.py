@@ -9,7 +9,7 @@ import tf_keras as keras
 from sat_tf.exact.top_k import top_hits
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.data.source import NO_LABEL
-from sat_tf.training.learner import Learner, RandomGenerators, TopK, accuracy_metrics, training_copy
+from sat_tf.training.learner import Learner, TopK, training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 Top1, Top5 = functools.partial(TopK, 1), functools.partial(TopK, 5)
@@ -203,22 +203,25 @@ def test_top1_works_with_half_precision_logits_and_metrics_are_serializable():
     assert (metric.k, metric.name) == (3, "third")
 
 
-def test_top5_agrees_with_sorting_the_logits():
+def test_the_logits_of_training_and_the_codes_of_a_file_are_counted_as_by_sorting_them():
     generator = np.random.RandomState(0)
-    logits = generator.randint(0, 6, (400, 9)).astype(np.float32)  # with many ties
-    labels = generator.randint(0, 9, 400)
+    codes = generator.randint(-128, -122, (400, 9)).astype(np.int8)  # with many ties
+    logits, labels = codes.astype(np.float32), generator.randint(0, 9, 400)
     order = np.argsort(-logits, axis=1, kind="stable")
     for metric in (Top1(), TopK(2), Top5()):
         metric.update_state(labels[:200], logits[:200])
         metric.update_state(labels[200:, None], logits[200:])
-        expected = np.mean((order[:, : metric.k] == labels[:, None]).any(axis=1))
-        assert float(metric.result()) == pytest.approx(expected, abs=1e-7)
+        expected = np.sum(order[:, : metric.k] == labels[:, None])
+        assert float(metric.result()) == pytest.approx(expected / 400, abs=1e-7)
+        for outputs in (codes, logits):
+            assert top_hits(outputs, labels, metric.k) == expected
 
 
 @pytest.mark.parametrize(("classes", "names"), [(5, ["top1"]), (6, ["top1", "top5"])])
 def test_top5_is_measured_of_more_than_five_classes(classes, names):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(classes)])
-    assert [metric.name for metric in accuracy_metrics(model)] == names
+    learner = Learner(model, batch_size=1)
+    assert [metric.name for metric in learner.metrics] == ["loss", "data_loss", *names]
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -268,25 +271,6 @@ def dropping_model():
     return keras.Model(images, outputs)
 
 
-def test_what_is_drawn_depends_on_the_seed_and_the_step_alone():
-    keras.utils.set_random_seed(5)
-    model = dropping_model()
-    generators = RandomGenerators(model)
-    ones = tf.ones((1, *IMAGES.train_images.shape[1:]))
-
-    def drawn(step):
-        generators.start_step(tf.constant(step, tf.int64))
-        return model.layers[1](ones, training=True).numpy()
-
-    first, second = drawn(1), drawn(2)
-    assert np.any(first != second)
-    np.testing.assert_array_equal(drawn(1), first)
-    keras.utils.set_random_seed(5)
-    model = dropping_model()
-    generators = RandomGenerators(model)
-    np.testing.assert_array_equal(drawn(2), second)
-
-
 def dropping_learner(strategy):
     keras.utils.set_random_seed(3)
     with strategy.scope():
@@ -294,6 +278,20 @@ def dropping_learner(strategy):
         learner.compile(optimizer=keras.optimizers.SGD(1e-5, momentum=0.9))
         learner.optimizer.build(learner.student.trainable_variables)
     return learner
+
+
+def test_what_is_drawn_depends_on_the_seed_and_the_step_alone():
+    def loss_at(step, learner):
+        learner.optimizer.learning_rate.assign(0.0)
+        learner.optimizer.iterations.assign(step)
+        batch = IMAGES.train_images[:5], IMAGES.train_labels[:5]
+        return learner.train_on_batch(*batch, return_dict=True)["batch_loss"]
+
+    learner = dropping_learner(tf.distribute.get_strategy())
+    first, second = loss_at(1, learner), loss_at(2, learner)
+    assert first != second
+    assert loss_at(1, learner) == first
+    assert loss_at(2, dropping_learner(tf.distribute.get_strategy())) == second
 
 
 @pytest.mark.thorough
@@ -325,33 +323,8 @@ def _every_second_shorter(index, batch):
     return pixels[:count], labels[:count]
 
 
-# -- counted alike in a file and in training -------------------------------------------------------
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(("k", "hits"), [(1, 1), (2, 2), (3, 3)])
-def test_a_label_among_the_k_largest_is_a_hit(k, hits):
-    outputs = np.array([[3, 2, 1], [3, 2, 1], [3, 2, 1]], np.int8)
-    assert top_hits(outputs, np.array([0, 1, 2]), k) == hits
-
-
-def test_equal_outputs_are_in_the_order_of_their_classes():
-    outputs = np.full((2, 4), -128, np.int8)
-    assert top_hits(outputs, np.array([0, 3]), 1) == 1
-    assert top_hits(outputs, np.array([0, 3]), 4) == 2
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_a_file_and_a_model_in_training_are_counted_alike(k):
-    rng = np.random.default_rng(0)
-    outputs, labels = rng.integers(-3, 3, (200, 7)).astype(np.float32), rng.integers(0, 7, 200)
-    metric = TopK(k)
-    metric.update_state(labels, outputs)
-    assert float(metric.result()) == pytest.approx(top_hits(outputs, labels, k) / 200)
-
-
-def test_an_output_that_is_not_finite_is_never_right():
-    outputs = np.array([[NAN, 1.0], [0.0, NAN], [np.inf, 0.0], [0.0, -np.inf], [0.0, 1.0]])
+def test_an_output_of_a_file_that_is_not_finite_is_never_right():
+    nan, inf = np.nan, np.inf
+    outputs = np.array([[nan, 1.0], [0.0, nan], [inf, 0.0], [0.0, -inf], [0.0, 1.0]])
     for label in (0, 1):
         assert top_hits(outputs, np.full(5, label), 2) == 1
