@@ -170,7 +170,7 @@ def with_input_range(
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.graph.rewrite import network_of_layers
-    from sat_tf.qat.input_range_checks import float_statistics
+    from sat_tf.qat.input_range_checks import range_statistics
     from sat_tf.qat.inputs import converts_pixels
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
@@ -182,7 +182,7 @@ def with_input_range(
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         stated = policy.range_of(model.input_names[0])
-        statistics = float_statistics(network, [stated.fed(pixels)], 0, stated)
+        statistics = range_statistics(network, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
             fits = statistics.fitting
             ends = ",".join(f"{end:.6g}" for end in (*fits.low, *fits.high))
@@ -204,7 +204,7 @@ def with_input_range(
     try:
         best_accuracies = found_range(subject, model, pixels, labels)
     except ValueError:
-        statistics = float_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
+        statistics = range_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
         best = None if statistics is None else statistics.best
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")

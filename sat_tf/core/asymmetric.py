@@ -154,7 +154,7 @@ def _skewed(
 
     value = n.cond(
         is_symmetric,
-        lambda: round_to_level(n, x, alpha, num_bits, "narrow"),
+        lambda: round_to_level(n, x, alpha, num_bits=num_bits, grid="narrow")[0],
         lambda: _codes_and_units(n, x, scale, below, levels)[0] * scale,
     )
     lower_end = n.where(is_symmetric, low, -below * scale)

@@ -1,5 +1,6 @@
 """Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 11 to 13)."""
 
+import functools
 from typing import Any
 
 from sat_tf.core import grid as grids
@@ -13,6 +14,7 @@ def quantize_activation(
     num_bits: grids.Bits,
     gradient: str = "calibrated",
     *,
+    signed: bool = False,
     surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """CG-PACT: rectifies, clips and quantizes an activation (Eq. 11 to 13).
@@ -22,37 +24,38 @@ def quantize_activation(
                dq/dα = 1 where x >= α;  q/α - x/α where 0 < x < α ("calibrated", Eq. 13) or 0
                there ("pact", the original); 0 where x <= 0.
 
-    It is a rectifier itself: put it in the place of a ReLU, not behind one. Computed in float32,
-    returned in the type of `x`, with the same bits under XLA. Infinities are clipped like any value
-    and add no NaN to a gradient. NaN stays NaN in its own element of q, and adds nothing to either
-    gradient.
+    It is a rectifier itself: put it in the place of a ReLU, not behind one. A tensor that is
+    `signed` may be below zero, and is clipped to [-α, α] on the narrow grid:
 
-    The clipping level α > 0 is a scalar tensor or variable, the codes are n = 0..2^b - 1, and the
-    gradient is a row of `gradients.CLIPPING_GRADIENTS`. With another surrogate than
-    straight-through, dq/dx is its factor between the ends, times x/α in dq/dα there.
-    """
-    return _quantize(x, clipping_level, num_bits, "dorefa", gradient, surrogate)
-
-
-def quantize_stream(
-    x: Tensor,
-    clipping_level: Tensor,
-    num_bits: grids.Bits,
-    gradient: str = "calibrated",
-    *,
-    surrogate: Surrogate = STRAIGHT_THROUGH,
-) -> Tensor:
-    """Clips and quantizes a tensor that can be negative, on the narrow grid that holds zero.
-
-    Forward, with a = 2^b - 2 and the scale s = 2r/a:  q = s · round(clip(x, -r, r) / s).
-    Backward:  dq/dx = 1 where -r < x < r, else 0;
-               dq/dr = 1 where x >= r;  -1 where x <= -r;  between them q/r - x/r ("calibrated",
+    Forward, with a = 2^b - 2 and the scale s = 2α/a:  q = s · round(clip(x, -α, α) / s).
+    Backward:  dq/dx = 1 where -α < x < α, else 0;
+               dq/dα = 1 where x >= α;  -1 where x <= -α;  between them q/α - x/α ("calibrated",
                the signed form of Eq. 13) or 0 ("pact").
 
-    Types, infinities and NaN: as in `quantize_activation`. The codes are n = -(2^(b-1) -
-    1)..2^(b-1) - 1, of 2 bits or more.
+    Computed in float32, returned in the type of `x`, with the same bits under XLA. Infinities are
+    clipped like any value and add no NaN to a gradient. NaN stays NaN in its own element of q, and
+    adds nothing to either gradient.
+
+    The clipping level α > 0 is a scalar tensor or variable. The codes are n = 0..2^b - 1, or where
+    `signed` -(2^(b-1) - 1)..2^(b-1) - 1, of 2 bits or more. The gradient is a row of
+    `gradients.CLIPPING_GRADIENTS`. With another surrogate than straight-through, dq/dx is its
+    factor between the ends, times x/α in dq/dα there.
     """
-    return _quantize(x, clipping_level, num_bits, "narrow", gradient, surrogate)
+    grid = "narrow" if signed else "dorefa"
+    grids.levels(num_bits, grid)  # which refuses other bits
+    find_clipping_gradient(gradient)
+    return computed_in_float32(
+        round_to_level,
+        _backward,
+        [x, clipping_level],
+        num_bits=num_bits,
+        grid=grid,
+        gradient=gradient,
+        surrogate=surrogate,
+    )
+
+
+quantize_stream = functools.partial(quantize_activation, signed=True)
 
 
 def round_on_range(
@@ -77,44 +80,16 @@ def round_on_range(
     return grids.round_half_up(above_low / scale - zero) * scale
 
 
-def _quantize(
-    x: Tensor,
-    clipping_level: Tensor,
-    num_bits: grids.Bits,
-    grid: str,
-    gradient: str,
-    surrogate: Surrogate,
-) -> Tensor:
-    """Clips to [0, α] and rounds where the grid is "dorefa", or to [-α, α] where it is "narrow"."""
-    grids.levels(num_bits, grid)
-    find_clipping_gradient(gradient)
-    return computed_in_float32(
-        _forward,
-        _backward,
-        [x, clipping_level],
-        num_bits=num_bits,
-        grid=grid,
-        gradient=gradient,
-        surrogate=surrogate,
-    )
-
-
-def _forward(
+def round_to_level(
     n: Namespace, x: Tensor, level: Tensor, *, num_bits: grids.Bits, grid: str, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    return round_to_level(n, x, level, num_bits, grid), ()
-
-
-def round_to_level(
-    n: Namespace, x: Tensor, level: Tensor, num_bits: grids.Bits, grid: str
-) -> Tensor:
-    """The forward arithmetic of both, by the name of their grid, without a gradient."""
+    """The forward arithmetic on one of the two grids, which keeps nothing for the gradient."""
     signed = grid == "narrow"
     lowest = -level if signed else 0.0
     quantized = n.fake_quant(x, lowest, level, num_bits, narrow_range=signed)
     if quantized is None:
         quantized = round_on_range(x, level, grids.levels(num_bits, grid), signed)
-    return quantized
+    return quantized, ()
 
 
 def _backward(

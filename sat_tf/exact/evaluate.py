@@ -109,8 +109,8 @@ def evaluate_simulator(
             fix.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
-    simulated_graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
-    load = functools.partial(_simulated, simulated_graph)
+    graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
+    load = functools.partial(_simulated, graph)
     return _evaluate(name, load, images, labels, top, processes, progress)
 
 
@@ -148,13 +148,13 @@ def _labelled_batches(
     """Returns small batches of images and labels, and the number of images where it is known."""
     total = None
     if labels is not None:
-        arrays = np.asarray(images), np.asarray(labels)
-        if arrays[0].shape[:1] != arrays[1].shape:
+        images, labels = np.asarray(images), np.asarray(labels)
+        if images.shape[:1] != labels.shape:
             raise ValueError(
-                f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
+                f"labels: received shape {labels.shape} for images of shape {images.shape}, "
                 "expected one class number an image."
             )
-        images, total = [arrays], len(arrays[0])
+        images, total = [(images, labels)], len(images)
     elif isinstance(images, np.ndarray) or not isinstance(images, Iterable):
         raise ValueError(
             f"labels: received None beside images of type {type(images).__name__}, expected "

@@ -39,7 +39,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, distinct
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, kind_of
-from sat_tf.qat.input_range_checks import converting_layer, float_statistics
+from sat_tf.qat.input_range_checks import converting_layer, range_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer
@@ -322,7 +322,7 @@ def _checked_ranges(
             pixels = zip(graph.images, arrays_of(images), strict=True)
             fed = [image.fed(array) for image, array in pixels]
             # The statistics are compared with those of the images.
-            statistics = float_statistics(reference.network, fed, place, input_range)
+            statistics = range_statistics(reference.network, fed, place, input_range)
             if statistics is not None and statistics.fitting is not None:
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import rich.table
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 
@@ -18,22 +18,34 @@ _ANY_WIDTH = 100_000
 
 
 class _Console(Console):
-    """A console on which control characters are text, and lines may be longer than it is wide."""
+    """A console whose lines may be longer than the terminal is wide, which wraps them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"crop": False, **options})
 
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            # Rich marks its own ones, such as the moves of a progress bar.
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
-
 
 def make_console(**options: Any) -> Console:
-    """A console that obeys no text that it shows."""
-    return _Console(**options)
+    """A console on which control characters are text."""
+    console = _Console(**options)
+    console.push_render_hook(_Printable())
+    return console
+
+
+class _Printable(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(renderable) for renderable in renderables]
+
+
+class _Shown:
+    """A renderable whose text shows its control characters."""
+
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        for segment in console.render(self._renderable, options):
+            # Rich marks its own ones, such as the moves of a progress bar.
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 class FittingTable(rich.table.Table):

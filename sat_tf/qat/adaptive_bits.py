@@ -1,5 +1,6 @@
 """One set of latent weights for several bit widths (AdaBits, Jin et al., CVPR 2020)."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -189,37 +190,33 @@ class AdaptiveBits(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step on all widths."""
-        images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         graphs_go_with(self)
-        gradients: dict[Any, tuple[tf.Tensor, tf.Variable]] = {}
-        total = tf.constant(0.0)
-        for member, loss_of, metrics_of in self._parts():
-            with tf.GradientTape() as tape:
-                outputs = member(images, training=True)
-                loss = loss_of(labels, outputs, weights, regularization_losses=member.losses)
-            total += tf.cast(loss, tf.float32)
-            variables = member.trainable_variables
-            for gradient, variable in self.optimizer.compute_gradients(loss, variables, tape):
-                if gradient is None:
-                    continue
-                gradient = tf.convert_to_tensor(gradient)
-                if variable.ref() in gradients:
-                    gradient += gradients[variable.ref()][0]
-                gradients[variable.ref()] = gradient, variable
-            metrics_of.update_state(labels, outputs, weights)
-        self.optimizer.apply_gradients(list(gradients.values()))
-        self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
-        return self._results()
+        return self._step(data, training=True)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Measures all widths on a batch."""
+        return self._step(data, training=False)
+
+    def _step(self, data: Any, *, training: bool) -> dict[str, Any]:
         images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        gradients: dict[Any, tuple[tf.Tensor, tf.Variable]] = {}
         total = tf.constant(0.0)
         for member, loss_of, metrics_of in self._parts():
-            outputs = member(images, training=False)
-            loss = loss_of(labels, outputs, weights, regularization_losses=member.losses)
+            with tf.GradientTape() if training else contextlib.nullcontext() as tape:
+                outputs = member(images, training=training)
+                loss = loss_of(labels, outputs, weights, regularization_losses=member.losses)
             total += tf.cast(loss, tf.float32)
             metrics_of.update_state(labels, outputs, weights)
+            variables = member.trainable_variables
+            pairs = self.optimizer.compute_gradients(loss, variables, tape) if training else ()
+            for gradient, variable in pairs:
+                if gradient is not None:
+                    gradient = tf.convert_to_tensor(gradient)
+                    if variable.ref() in gradients:
+                        gradient += gradients[variable.ref()][0]
+                    gradients[variable.ref()] = gradient, variable
+        if training:
+            self.optimizer.apply_gradients(list(gradients.values()))
         self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
         return self._results()
 

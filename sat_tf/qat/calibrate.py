@@ -26,7 +26,6 @@ from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
     RangeStatistics,
-    call_float_node,
     certainty_doubt,
     observe_pixels,
     range_statistics,
@@ -100,20 +99,17 @@ def best_statistics(
     own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
 ) -> list[Statistics]:
     """Statistics for a quantized network: its own, moved or replaced as `calibrate` says."""
-    from_unrounded, from_quantized = (
-        mean_deviation(own, measured) for measured in (unrounded, quantized)
-    )
-    is_nearer = from_quantized >= _CLEARLY_BETTER * from_unrounded
-    if not (from_unrounded <= STALE and is_nearer):
+    off = mean_deviation(own, unrounded)
+    is_nearer = mean_deviation(own, quantized) >= _CLEARLY_BETTER * off
+    if not (off <= STALE and is_nearer):
         return list(quantized)
     if mean_deviation(unrounded, quantized) <= _NOISE_ALONE:
         quantized = [
             dataclasses.replace(end, variance=start.variance)
             for start, end in zip(unrounded, quantized, strict=True)
         ]
-    return [
-        prior.moved(start, end) for prior, start, end in zip(own, unrounded, quantized, strict=True)
-    ]
+    effects = zip(own, unrounded, quantized, strict=True)
+    return [prior.moved(start, end) for prior, start, end in effects]
 
 
 def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) -> float:
@@ -187,25 +183,19 @@ def calibrate(
     images = _gathered(dataset, num_images, network, by="calibrate")
     policy = policy_of(model)
     as_trained = policy is None or policy.latent_start == "keep_function"
-    observe_pixels(
-        images,
-        network,
-        len(Batches(images)),
-        functools.partial(_compared, network, images) if as_trained else lambda *_: None,
-    )
-    _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = 4 if clipping_levels and norms else int(clipping_levels or bool(norms))
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
     total = passes * Batches(images).num_images
-    with (
-        image_bar("calibrating", total, shown=progress) as advance,
-        contextlib.ExitStack() as kernels,
-        _forgotten_ranges(network),
-    ):
+    with _all_or_nothing(network), contextlib.ExitStack() as stack:
+        compared = functools.partial(_compared, network, images) if as_trained else lambda *_: None
+        observe_pixels(images, network, len(Batches(images)), compared)
+        _warn_of_certainty(model, network, Batches(images)[0])
+        advance = stack.enter_context(image_bar("calibrating", total, shown=progress))
+        _forget_ranges(network)
         for node in network:
             if isinstance(node.layer, QuantizedLayer):
-                kernels.enter_context(node.layer.one_kernel())
+                stack.enter_context(node.layer.one_kernel())
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
         _observe_inputs(network, batches)
@@ -286,13 +276,11 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                     _leave_ties(layer, preprocessed[name])
 
 
-def _leave_ties(layer: QuantizedLayer, values: np.ndarray) -> None:
+def _leave_ties(layer: Any, values: np.ndarray) -> None:
     """Raises a clipping level a little, to where no value is half way between two codes."""
     # Half of preprocessed pixels, such as x / 255 + 1, may be ties, which Keras and the file round
     # each in its own way.
-    level, quantizer = layer.output_variables[CLIPPING_LEVEL], clipping_quantizer(layer)
-    if quantizer is None:
-        return
+    level, quantizer = layer.output_variables[CLIPPING_LEVEL], layer.quantize_config.output
     start = float(level.numpy())
     best = start, -1.0
     for step in range(_LEVELS_TRIED):
@@ -368,14 +356,14 @@ def _compared(
 ) -> RangeStatistics | None:
     """Compares the statistics of a quantized network, unrounded, with those of images."""
     call = functools.partial(_call_unrounded, on_batch_statistics=False)
+    place = network.inputs.index(name)
     with float_weights(node.layer for node in network):
         # The first layers pad with a folded shift, instead of 0. Up to two pixels of the narrowest
         # range that is compared, the shift is negligible.
         narrowest = min(np.min(usual_range.scales) for usual_range in USUAL)
         if np.max(np.abs(pixels.change.shift)) > 2.0 * narrowest:
-            floats, place = as_fed(network), network.inputs.index(name)
-            return range_statistics(floats, floats.inputs[place], images, pixels, call_float_node)
-        return range_statistics(network, name, images, pixels, call)
+            return range_statistics(as_fed(network), images, place, pixels)
+        return range_statistics(network, images, place, pixels, call)
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
@@ -388,20 +376,16 @@ def _fit_both(
 ) -> None:
     """Fits clipping levels, and statistics for the quantized network: see `best_statistics`."""
     original = [Statistics.of(norm) for norm in norms]
-    try:
-        with float_weights(node.layer for node in network):
-            unrounded = measure_statistics(network, batches, _call_unrounded)
-        by_weights = measure_statistics(network, batches, _call_unrounded)
-        assign_statistics(norms, best_statistics(original, unrounded, by_weights))
-        _set_clipping_levels(network, batches)
-        quantized = measure_statistics(network, batches, call_node)
-        off = min(mean_deviation(original, measured) for measured in (unrounded, quantized))
-        if off > STALE and keep_function:
-            assign_statistics(norms, original)
-            _set_clipping_levels(network, batches)
-    except BaseException:  # also an interruption
+    with float_weights(node.layer for node in network):
+        unrounded = measure_statistics(network, batches, _call_unrounded)
+    by_weights = measure_statistics(network, batches, _call_unrounded)
+    assign_statistics(norms, best_statistics(original, unrounded, by_weights))
+    _set_clipping_levels(network, batches)
+    quantized = measure_statistics(network, batches, call_node)
+    off = min(mean_deviation(original, measured) for measured in (unrounded, quantized))
+    if off > STALE and keep_function:
         assign_statistics(norms, original)
-        raise
+        _set_clipping_levels(network, batches)
     received = (
         "calibrate: the statistics of BatchNormalization are not those of these images (off by "
         f"{off:.1g} standard deviations in the mean), and were"
@@ -477,9 +461,8 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
         return
     # Each layer has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
-    logits: dict[str, list[np.ndarray]] = {
-        name: [] for name in observing if _is_logits(network, network[name])
-    }
+    names = {name for name in observing if _is_logits(network, network[name])}
+    logits: dict[str, list[np.ndarray]] = {name: [] for name in names}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
@@ -516,23 +499,27 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 
 
 @contextlib.contextmanager
-def _forgotten_ranges(network: Network) -> Iterator[None]:
-    """Lets observers that round pass on their inputs, inside, until their range is set."""
-    observing = (network[name].layer for name in _observing(network, of_inputs=False))
-    rounding = [layer for layer in observing if layer.quantize_config.output.rounds]
-    before = [
-        (variable, variable.numpy())
-        for layer in rounding
-        for variable in layer.output_variables.values()
-    ]
+def _all_or_nothing(network: Network) -> Iterator[None]:
+    """Gives all that a calibration sets its values back where that fails, or is interrupted."""
+    layers = [node.layer for node in network if isinstance(node.layer, QuantizedLayer)]
+    variables = [v for layer in layers for v in layer.output_variables.values()]
+    for norm in _norms(network).values():
+        variables += [norm.moving_mean, norm.moving_variance]
+    before = [(variable, variable.numpy()) for variable in variables]
     try:
-        for layer in rounding:
-            layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
         yield
-    except BaseException:  # also an interruption
+    except BaseException:
         for variable, value in before:
             variable.assign(value)
         raise
+
+
+def _forget_ranges(network: Network) -> None:
+    """Lets observers that round pass on their inputs until their range is set."""
+    for name in _observing(network, of_inputs=False):
+        layer = network[name].layer
+        if layer.quantize_config.output.rounds:
+            layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
 
 
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:

@@ -22,7 +22,7 @@ from sat_tf.messages.progress_bar import Advance
 from sat_tf.pictures import open_pictures
 from sat_tf.qat.inputs import input_ranges
 
-# An array of all images is kept in a file if it is larger.
+# Rows that are collected are in memory up to this size, and in a file above it.
 MOST_BYTES_IN_MEMORY = 2**26
 BATCH_SIZE = 64
 # Statistics need the whole tensor of a batch: where it would have more bytes, a batch has half as
@@ -31,7 +31,7 @@ _LARGEST_TENSOR_BYTES = 2**27
 
 
 class FileArray:
-    """An array in a temporary file, of which only the rows that are asked for are in memory.
+    """An array that is in a temporary file above 64 MiB, but for the rows that are asked for.
 
     A memory map would not do: all rows that were ever read count as memory of the process. Where
     its shape has no rows yet, they are appended.
@@ -39,7 +39,8 @@ class FileArray:
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
         self.shape, self.dtype, self.ndim = tuple(shape), np.dtype(dtype), len(shape)
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the array
+        # It goes with the array.
+        self._file = tempfile.SpooledTemporaryFile(MOST_BYTES_IN_MEMORY)  # noqa: SIM115
 
     @property
     def size(self) -> int:
@@ -51,22 +52,20 @@ class FileArray:
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         """Reads some rows: those of a slice without a stride, or of an array of their places."""
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            return self._read(start, max(stop - start, 0))
-        arrays = [self._read(int(row), 1) for row in rows]
-        return np.concatenate(arrays) if arrays else self._read(0, 0)
-
-    def _read(self, start: int, count: int) -> np.ndarray:
-        shape = (count, *self.shape[1:])
-        self._file.seek(start * math.prod(self.shape[1:]) * self.dtype.itemsize)
+        if not isinstance(rows, slice):
+            return np.concatenate([self[:0], *(self[row : row + 1] for row in rows.tolist())])
+        start, stop, _ = rows.indices(len(self))
+        shape = (max(stop - start, 0), *self.shape[1:])
+        self._go_to(start)
         content = self._file.read(math.prod(shape) * self.dtype.itemsize)
         return np.frombuffer(content, self.dtype).reshape(shape)
 
+    def _go_to(self, row: int) -> None:
+        self._file.seek(row * math.prod(self.shape[1:]) * self.dtype.itemsize)
+
     def __setitem__(self, rows: slice, values: np.ndarray) -> None:
         """Writes rows from where a slice begins on."""
-        start, _, _ = rows.indices(len(self))
-        self._file.seek(start * math.prod(self.shape[1:]) * self.dtype.itemsize)
+        self._go_to(rows.indices(len(self))[0])
         try:
             self._file.write(np.ascontiguousarray(values, self.dtype).data)
             self._file.flush()
@@ -93,42 +92,21 @@ Images = tuple[Rows, ...]
 Batch = tuple[np.ndarray, ...]
 
 
-def new_rows(shape: Sequence[int], dtype: Any) -> Rows:
-    """An array to be filled: in memory, or above 64 MiB in a file."""
-    if math.prod(shape) * np.dtype(dtype).itemsize <= MOST_BYTES_IN_MEMORY:
-        return np.empty(shape, dtype)
-    return FileArray(shape, dtype)
-
-
 class _Collected:
-    """The rows of batches one behind the other: in memory, or above 64 MiB in a file."""
+    """The rows of batches one behind the other; a single array is the user's own, and no copy."""
 
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        self._file: FileArray | None = None
+    rows: Rows | None = None
 
     def add(self, rows: np.ndarray) -> None:
-        self._parts.append(rows)
-        # A single array is the user's own, and is not copied.
-        is_large = sum(array.nbytes for array in self._parts) > MOST_BYTES_IN_MEMORY
-        if self._file is None and is_large and len(self._parts) > 1:
-            self._file = FileArray((0, *rows.shape[1:]), self._parts[0].dtype)
-        if self._file is None:
+        if self.rows is None:
+            self.rows = rows
             return
-        for array in self._parts:
-            file, dtype = self._file, np.result_type(self._file.dtype, array.dtype)
-            if dtype != file.dtype:  # as np.concatenate would have it
-                self._file = FileArray((0, *file.shape[1:]), dtype)
-                for start in range(0, len(file), BATCH_SIZE):
-                    self._file.append(file[start : start + BATCH_SIZE])
-            self._file.append(array)
-        self._parts = []
-
-    @property
-    def rows(self) -> Rows:
-        if self._file is not None:
-            return self._file
-        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        dtype = np.result_type(self.rows.dtype, rows.dtype)
+        if isinstance(self.rows, np.ndarray) or self.rows.dtype != dtype:
+            before, self.rows = self.rows, FileArray((0, *rows.shape[1:]), dtype)
+            for start in range(0, len(before), BATCH_SIZE):
+                self.rows.append(before[start : start + BATCH_SIZE])
+        self.rows.append(rows)
 
 
 class Batches:
@@ -234,7 +212,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
             break
     if not count:
         raise ValueError("dataset: received no images, expected 64 or more.")
-    return tuple(all_rows.rows for all_rows in collected)
+    return tuple(all_rows.rows for all_rows in collected if all_rows.rows is not None)
 
 
 def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator[np.ndarray]:

@@ -29,7 +29,7 @@ from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
-from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.network import Network, Node
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
 from sat_tf.qat.images import Images
@@ -219,7 +219,7 @@ _SAME = 0.1
 # The steps after which nothing is left of the first value of averages, and how many are tried.
 _MOST_STEPS, _TRIED_STEPS = 2**14, 40
 
-# Computes a node in inference, without rounding anything.
+# Computes a node from its input, or the list of them, in inference and without rounding anything.
 Call = Callable[[Node, Any], tf.Tensor]
 
 
@@ -334,12 +334,18 @@ def first_norms(network: Network, name: str) -> list[Node]:
 
 
 def range_statistics(
-    network: Network, name: str, images: Sequence[Any], given: InputRange, call: Call
+    network: Network,
+    images: Sequence[Any],
+    place: int,
+    given: InputRange,
+    call: Call | None = None,
 ) -> RangeStatistics | None:
     """Compares statistics of BatchNormalization with those of images in the usual ranges.
 
     The first layers of the network fold no large shift, with which they would pad instead of 0.
+    `place` is that of an input, fed in the `given` range. It is None where nothing tells.
     """
+    name = network.inputs[place]
     norms = first_norms(network, name)
     if not norms:
         return None
@@ -362,27 +368,13 @@ def range_statistics(
     means = {choice: float(np.mean(values[telling])) for choice, values in off.items()}
     layers = [inner_layer(norm.layer) for norm in norms]
     stored = list(map(Statistics.of, layers))
-    starts = [
-        Statistics(0.0 * entry.mean, 0.0 * entry.variance + 1.0, entry.epsilon) for entry in stored
-    ]
+    starts = [Statistics(0.0 * s.mean, 0.0 * s.variance + 1.0, s.epsilon) for s in stored]
     off_start = float(np.mean(_deviations(stored, starts)[telling]))
     return RangeStatistics(given, tuple(layer.name for layer in layers), means, off_start)
 
 
-def float_statistics(
-    network: Network, images: Sequence[Any], place: int, given: InputRange
-) -> RangeStatistics | None:
-    """The `range_statistics` of a flat float model; None where nothing tells."""
-    return range_statistics(network, network.inputs[place], images, given, call_float_node)
-
-
-def call_float_node(node: Node, inputs: Any) -> tf.Tensor:
-    """Computes a node of a float network."""
-    return call_in_inference(node, node.layer, inputs if node.takes_list else [inputs])
-
-
 def _measured(
-    network: Network, norms: list[Node], fed: dict[str, Any], call: Call
+    network: Network, norms: list[Node], fed: dict[str, Any], call: Call | None
 ) -> list[Statistics]:
     """The statistics of the tensors that normalizations read."""
     float_inputs = kept_inputs(network)
@@ -391,11 +383,8 @@ def _measured(
         for name, array in fed.items()
     }
     names = [norm.inputs[0] for norm in norms]
-    read_tensors = dict(
-        network.computed(
-            batch, names, lambda node, inputs: call(node, inputs if node.takes_list else inputs[0])
-        )
-    )
+    of_list = call and (lambda node, inputs: call(node, inputs if node.takes_list else inputs[0]))
+    read_tensors = dict(network.computed(batch, names, of_list))
     measurements = []
     for norm, name in zip(norms, names, strict=True):
         values = tf.cast(read_tensors[name], tf.float32)

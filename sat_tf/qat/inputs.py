@@ -47,11 +47,12 @@ def input_ranges(network: Network) -> dict[str, InputRange]:
 
 def input_types(network: Network) -> dict[str, str]:
     """The type of each input in the file: one of `INPUT_TYPES`, or its own where it is kept."""
-    types = dict.fromkeys(network.inputs, "uint8")
-    types |= {name: own_type(network[name]) for name in kept_inputs(network)}
-    for name, node in input_nodes(network).items():
-        types[name] = node.layer.quantize_config.output.input_type
-    return types
+    nodes = input_nodes(network).items()
+    return {
+        **dict.fromkeys(network.inputs, "uint8"),
+        **{name: own_type(network[name]) for name in kept_inputs(network)},
+        **{name: node.layer.quantize_config.output.input_type for name, node in nodes},
+    }
 
 
 def kept_inputs(network: Network) -> frozenset[str]:
@@ -101,7 +102,7 @@ def converts_pixels(network: Network, name: str) -> bool:
     return any(role in (Role.AFFINE, Role.SCALING) for role in readers)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
     """A change that one layer folds: value c of its input is ratio[c] · p[order[c]] + shift[c]."""
 
@@ -130,8 +131,6 @@ class Fold:
             np.array_equal(getattr(self, name), getattr(other, name))
             for name in ("ratio", "shift", "order")
         )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class _NoFoldError(Exception):
@@ -432,16 +431,12 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
         return []
     layers = {node.layer.name: node.layer for node in network}
     reading = tuple(dict.fromkeys(fold.layer for fold in folds))
-    padding = tuple(
-        name for name in reading if getattr(layers[name], "padding", "valid") != "valid"
-    )
+    padding = tuple(n for n in reading if getattr(layers[n], "padding", "valid") != "valid")
     reads = {node.name for node in network if node.layer.name in reading}
     if not padding and all(set(network.inputs).issuperset(network[name].inputs) for name in reads):
         return []  # nothing pads
     # An image that is only moved is an output with its shift, as before.
-    names = [
-        name for name in network.outputs if not reads.isdisjoint({name, *network.before(name)})
-    ]
+    names = [n for n in network.outputs if not reads.isdisjoint({n, *network.before(n)})]
     images = {name: _images(network[name].shape, ranges.get(name)) for name in network.inputs}
     expected = _outputs(network, images, names)
     shifted = {name: images[name] - np.float32(change.shift) for name, change in changes.items()}

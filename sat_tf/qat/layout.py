@@ -159,9 +159,8 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
     ) -> tuple[keras.Model, dict[str, Any]]:
         """Builds the quantized model, which leaves nothing for TFMOT to wrap."""
         check_model(model)
-        annotations = {
-            name: metadata.get("quantize_config") for name, metadata in layer_quantize_map.items()
-        }
+        entries = layer_quantize_map.items()
+        annotations = {name: entry.get("quantize_config") for name, entry in entries}
         return of_class_of(model, quantized_model(model, annotations, self._policy)), {}
 
 
@@ -204,8 +203,7 @@ def quantized_model(
     else:
         annotations = of_layers.carried(annotations)
     placement = place(network, annotations, policy, kernels)
-    problems = non_finite_weights(network)
-    if problems:
+    if problems := non_finite_weights(network):
         raise ModelError(model.name, problems)
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
@@ -275,12 +273,12 @@ def inner_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def in_inference(network: Network) -> Network:
     """A network without the layers that act in training alone and hold no quantizer."""
-
-    def gives_what_it_reads(node: Node) -> bool:
-        holds_one = output_quantizer(node.layer) is not None
-        return not holds_one and layer_kinds.is_identity(inner_layer(node.layer), node.arguments)
-
-    return network.without(gives_what_it_reads)
+    return network.without(
+        lambda node: (
+            output_quantizer(node.layer) is None
+            and layer_kinds.is_identity(inner_layer(node.layer), node.arguments)
+        )
+    )
 
 
 def maker_of_codes(network: Network, name: str) -> Node:
@@ -359,10 +357,6 @@ def _warn_of_float_layers(
         is_folded = layer_kinds.role_of(absorbing.layer) in _INTEGERS_IF_READ_AS_CODES
         return is_folded and floats.isdisjoint(node.inputs) and becomes_codes(absorbing.name)
 
-    def is_float_anyway(node: Node) -> bool:
-        is_native = policy.processor.native and layer_kinds.native_of(node.layer) is not None
-        return reads_floats(node.layer) and not is_native
-
     names: dict[str, None] = {}
     reached: set[str] = set()
     floats: set[str] = set()
@@ -379,7 +373,8 @@ def _warn_of_float_layers(
             reached.add(node.name)
             if not is_integer(node):
                 floats.add(node.name)
-                if not is_float_anyway(node):
+                native = policy.processor.native and layer_kinds.native_of(node.layer)
+                if native or not reads_floats(node.layer):
                     names[node.layer.name] = None
     if names:
         warn(
@@ -392,11 +387,10 @@ def _warn_of_float_layers(
 
 def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
     """Warns before the training of layers whose weight codes cannot be exported."""
-    kernels = {name: config.weights for name, config in placement.configs.items() if config.weights}
     layers = [
-        f"{name} ({kernel.num_bits} bits, {kernel.grid_name})"
-        for name, kernel in kernels.items()
-        if not kernel.fits_int8
+        f"{name} ({config.weights.num_bits} bits, {config.weights.grid_name})"
+        for name, config in placement.configs.items()
+        if config.weights and not config.weights.fits_int8
     ]
     if layers:
         warn(

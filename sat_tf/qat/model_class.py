@@ -112,14 +112,12 @@ def _carry(original: keras.Model, built: keras.Model) -> list[str]:
         has, leaves = name in vars(built), tf.nest.flatten(value)
         if any(id(leaf) in in_graph for leaf in leaves):
             lost += [] if has else [name]
-        elif any(isinstance(leaf, tf.Variable) for leaf in leaves):
-            if not has:
-                setattr(built, name, tf.nest.map_structure(_like, value))
-            for old, new in zip(leaves, tf.nest.flatten(getattr(built, name)), strict=True):
-                new.assign(old)
-        elif any(isinstance(leaf, _STATEFUL) for leaf in leaves):
+        elif any(isinstance(leaf, (tf.Variable, *_STATEFUL)) for leaf in leaves):
             if not has:
                 setattr(built, name, tf.nest.map_structure(_created_again, value))
+            for old, new in zip(leaves, tf.nest.flatten(getattr(built, name)), strict=True):
+                if isinstance(old, tf.Variable):
+                    new.assign(old)
         else:
             plain = {list: list, dict: dict}  # without Keras's wrappers
             of_kind = next((make for cls, make in plain.items() if isinstance(value, cls)), None)
@@ -127,13 +125,9 @@ def _carry(original: keras.Model, built: keras.Model) -> list[str]:
     return lost
 
 
-def _like(variable: Any) -> Any:
-    if not isinstance(variable, tf.Variable):
-        return variable
-    return tf.Variable(variable, trainable=variable.trainable, name=variable.name.split(":")[0])
-
-
 def _created_again(leaf: Any) -> Any:
+    if isinstance(leaf, tf.Variable):
+        return tf.Variable(leaf, trainable=leaf.trainable, name=leaf.name.split(":")[0])
     return type(leaf).from_config(leaf.get_config()) if isinstance(leaf, _STATEFUL) else leaf
 
 

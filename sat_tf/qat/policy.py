@@ -203,11 +203,7 @@ class BitPolicy:
         values = {name: getattr(cls, name) for name in FIELDS}
         values |= {name: fields[name] for name in FIELDS if name in fields and name not in wrong}
         overrides = {} if "overrides" in wrong else fields.get("overrides", {})
-        refuse(
-            *listed,
-            *combination_problems(values),
-            *_override_problems(overrides, values),
-        )
+        refuse(*listed, *combination_problems(values), *_override_problems(overrides, values))
         warn_of(values, *(_overridden(values, changed) for changed in overrides.values()))
         return policy
 
@@ -284,11 +280,10 @@ class BitPolicy:
         fields = _with_own_options(fields)
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
+        fields.setdefault("first_last_weight_grid", None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when the policy was made
-            return dataclasses.replace(
-                self, **{"first_last_weight_grid": None, **fields}, overrides={}
-            )
+            return dataclasses.replace(self, **fields, overrides={})
 
     def _given(self, layer_name: str, annotation: Mapping[str, Any] | None) -> dict[str, Any]:
         """The fields that overrides and its annotation give one layer."""
@@ -444,9 +439,8 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     if OLD_INPUT_RANGE not in fields:
         return fields, []
     ends, stated = (0.0, fields.pop(OLD_INPUT_RANGE)), fields.get("input_range", UNSTATED_RANGE)
-    is_other = (
-        range_problem(stated) or range_problem(ends) or plain_range(stated) != plain_range(ends)
-    )
+    are_wrong = range_problem(stated) or range_problem(ends)
+    is_other = are_wrong or plain_range(stated) != plain_range(ends)
     if stated is not UNSTATED_RANGE and is_other:
         return fields, [
             f"input_max={ends[1]!r}: received input_range={stated!r} as well, expected one of "

@@ -74,11 +74,9 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     carried: set[int] = set()
     new_network = Network(requantized)
     for place, layer in _by_place(new_network).items():
-        if place not in old or id(layer) in carried:
-            continue
-        carried.add(id(layer))
-        _carry(old[place], layer)
-        _carry_weights(old[place], layer, keep_function)
+        if place in old and id(layer) not in carried:
+            carried.add(id(layer))
+            _carry(old[place], layer, keep_function=keep_function)
     by_inner = {inner_layer(node.layer).name: node.layer for node in new_network}
     for fold in find_folds(floats, changes)[0]:
         layer, norms_behind = by_inner[fold.layer], [by_inner[name] for name in fold.norms]
@@ -118,9 +116,7 @@ def completed(
                 }
         fields["overrides"] = {**named, **policy.overrides}
     if policy.input_type is None:
-        fields["input_type"] = {
-            name: current[name] for name in network.inputs if name not in kept_names
-        }
+        fields["input_type"] = {n: current[n] for n in network.inputs if n not in kept_names}
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {
@@ -194,9 +190,18 @@ def _by_place(network: Network) -> dict[tuple[str, ...], QuantizedLayer]:
     return places
 
 
-def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -> None:
-    """Carries the variables of a layer's weight quantizer over from the old policy's."""
-    before, after = old.quantize_config.weights, new.quantize_config.weights
+def _carry(old: QuantizedLayer, new: QuantizedLayer, *, keep_function: bool) -> None:
+    """Carries over what a layer has learnt under the old policy."""
+    for name, variable in new.output_variables.items():
+        if name in old.output_variables:
+            variable.assign(old.output_variables[name])
+    outputs = map(output_quantizer, (old, new))
+    pixels = [quantizer for quantizer in outputs if isinstance(quantizer, PixelQuantizer)]
+    if len({quantizer.range for quantizer in pixels}) == 2:
+        pixels[1].forget_check(new.output_variables)
+    new.trainable = old.trainable
+    new.layer.trainable = old.layer.trainable  # which may be frozen alone
+    before, after = weight_quantizer(old), weight_quantizer(new)
     if before is None or after is None:
         return
     kernel = layer_kinds.kernel_of(new.layer)
@@ -210,15 +215,3 @@ def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool
         latent = layer_kinds.kernel_of(old.layer)
         kernel.assign(unrounded(tf.convert_to_tensor(latent), False, old.kernel_variables))
         after.keep_function(kernel, new.kernel_variables)
-
-
-def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
-    for name, variable in new.output_variables.items():
-        if name in old.output_variables:
-            variable.assign(old.output_variables[name])
-    before, after = output_quantizer(old), output_quantizer(new)
-    pixels = [quantizer for quantizer in (before, after) if isinstance(quantizer, PixelQuantizer)]
-    if len({quantizer.range for quantizer in pixels}) == 2:
-        pixels[1].forget_check(new.output_variables)
-    new.trainable = old.trainable
-    new.layer.trainable = old.layer.trainable  # which may be frozen alone

@@ -121,7 +121,6 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
     network = whole.without(lambda node: layer_kinds.is_identity(node.layer, node.arguments))
     images = [name for name in network.inputs if policy.type_of(name) == INPUT_TYPES[0]]
     grids = {name: policy.range_of(name).grid for name in images}
-    are_numeric = {node.name: all(are_numbers(dtype) for dtype in node.types) for node in whole}
     roles = Roles(
         whole=whole,
         network=network,
@@ -129,7 +128,7 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         annotations=fields,
         policies=policies,
         pixels=PixelRanges(network, grids),
-        without_codes=frozenset(name for name, numeric in are_numeric.items() if not numeric),
+        without_codes=frozenset(n.name for n in whole if not all(map(are_numbers, n.types))),
         of={},
     )
     of = {node.name: _role_by_itself(roles, node, problems) for node in whole}

@@ -97,9 +97,7 @@ class SharedGrids:
             else:
                 num_codes = 2**layer.quantize_config.output.num_bits
             few = math.isqrt(num_codes)  # half of the bits
-            counts = {
-                name: int(np.ptp(np.rint(ends / step))) + 1 for name, ends in seen.ends.items()
-            }
+            counts = {n: int(np.ptp(np.rint(ends / step))) + 1 for n, ends in seen.ends.items()}
             coarse = [n for n, codes in counts.items() if codes < min(few, seen.distinct[n] / 2)]
             if coarse:
                 listed = first_ones(f"{name}: {counts[name]}" for name in coarse)
@@ -123,9 +121,8 @@ def give_inputs_their_grids(network: Network) -> None:
         quantizer = _quantizer(node)
         if quantizer is None or quantizer.input_type is None:
             continue
-        holder, *more_holders = set(_readers_grids(network, node.name)) or {""}
-        ends = None if more_holders or not holder else _ends_of_grid(network[holder].layer)
-        if ends is not None:
+        holder, *others = set(_readers_grids(network, node.name)) or {""}
+        if holder and not others and (ends := _ends_of_grid(network[holder].layer)) is not None:
             variables = node.layer.output_variables
             batches = float(variables[COUNT].numpy())
             node.layer.quantize_config.output.remember(*ends, variables, batches)
@@ -152,11 +149,9 @@ def _readers_grids(network: Network, name: str) -> Iterator[str]:
         layer = inner_layer(reader.layer)
         is_moved = layer_kinds.role_of(layer).keeps_codes and _quantizer(reader) is None
         if layer_kinds.combination_of(layer) is Combination.JOINED:
-            holders = list(_holders(network, reader))
-            clips = [
-                isinstance(_quantizer(network[holder]), ActivationQuantizer) for holder in holders
-            ]
-            yield holders[0] if clips == [True] else ""
+            holder, *others = [*_holders(network, reader)] or [""]
+            clips = holder and isinstance(_quantizer(network[holder]), ActivationQuantizer)
+            yield holder if clips and not others else ""
         elif is_moved:
             yield from _readers_grids(network, reader.name)
         else:
@@ -174,8 +169,10 @@ def _quantizer(node: Node) -> Quantizer | None:
     return quantizer if clips or (quantizer is not None and quantizer.observes_range) else None
 
 
-def _channels(size: int | None) -> dict[str, slice]:
-    return {str(index): slice(index, index + 1) for index in range(size or 0)}
+def _of_channels(node: Node, called: str, fix: str) -> _Grid:
+    """The grid of a tensor whose channels are the parts."""
+    slices = {str(index): slice(index, index + 1) for index in range(node.shape[-1] or 0)}
+    return _Grid(node.name, called, slices, len(node.shape) - 1, fix)
 
 
 def _inputs(network: Network) -> Iterator[_Grid]:
@@ -190,9 +187,7 @@ def _inputs(network: Network) -> Iterator[_Grid]:
                 "standardize them, or put a Normalization layer in front and set "
                 "BitPolicy(input_type='float32')"
             )
-            axis = len(node.shape) - 1
-            slices = _channels(node.shape[-1])
-            yield _Grid(node.name, f"features of the input {name}", slices, axis, fix)
+            yield _of_channels(node, f"features of the input {name}", fix)
 
 
 def _concatenations(network: Network) -> Iterator[_Grid]:
@@ -242,7 +237,5 @@ def _outputs(network: Network) -> Iterator[_Grid]:
             "give them outputs of their own, a layer for each, or train the model on targets of "
             "like size"
         )
-        axis = len(node.shape) - 1
         what = "the output " if node.name in network.outputs else ""
-        called = f"channels of {what}{call_name(node)}"
-        yield _Grid(node.name, called, _channels(size), axis, fix)
+        yield _of_channels(node, f"channels of {what}{call_name(node)}", fix)

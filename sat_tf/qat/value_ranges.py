@@ -339,17 +339,12 @@ def _scaled(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _sum(node: Node, inputs: Sequence[Spread]) -> _Array:
-    count = len(inputs)
-    factors: dict[Combination | None, list[float]] = {
-        Combination.SUM: [1.0] * count,
-        Combination.WITH_MAP: [1.0] * count,
-        Combination.DIFFERENCE: [1.0, -1.0],
-        Combination.MEAN: [1.0 / count] * count,
-    }
-    signs = factors[layer_kinds.combination_of(node.layer)]
+    combination = layer_kinds.combination_of(node.layer)
+    factor = 1.0 / len(inputs) if combination is Combination.MEAN else 1.0
     total: dict[str, float] = {}
-    for name, sign in zip(node.inputs, signs, strict=True):
-        total[name] = total.get(name, 0.0) + sign
+    for place, name in enumerate(node.inputs):
+        is_subtracted = place > 0 and combination is Combination.DIFFERENCE
+        total[name] = total.get(name, 0.0) + (-factor if is_subtracted else factor)
     by_name = dict(zip(node.inputs, inputs, strict=True))
     count = max(len(spread.values) for spread in inputs)
     terms = [(factor, by_name[name].of_channels(count)) for name, factor in total.items()]
@@ -381,10 +376,9 @@ def _joined(node: Node, inputs: Sequence[Spread]) -> _Array:
     if layer_kinds.combination_of(node.layer) is Combination.JOINED and channels == node.shape[-1]:
         return np.concatenate([spread.values for spread in inputs])
     count = max(len(spread.values) for spread in inputs)
-    branch_values = [spread.of_channels(count).values for spread in inputs]
-    if layer_kinds.combination_of(node.layer) is Combination.MINIMUM:
-        return np.min(branch_values, axis=0)
-    return np.max(branch_values, axis=0)
+    is_least = layer_kinds.combination_of(node.layer) is Combination.MINIMUM
+    end = np.minimum if is_least else np.maximum
+    return np.asarray(end.reduce([spread.of_channels(count).values for spread in inputs]))
 
 
 def _mean(spread: Spread, positions: int) -> _Array:

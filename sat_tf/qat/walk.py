@@ -102,7 +102,8 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
             for name in network.last_read_by(node):
                 del tensors[name]
             del inputs
-            outputs = call(node, _taken(node, chunked_inputs))
+            pack = (lambda *tensors: [*tensors]) if node.takes_list else (lambda tensor: tensor)
+            outputs = call(node, map(pack, *chunked_inputs))
             del chunked_inputs
             first_chunk = next(outputs)
             shape, rows = first_chunk.shape, count
@@ -157,11 +158,6 @@ def _joined(chunks: list[tf.Tensor]) -> tf.Tensor:
     return tensor
 
 
-def _taken(node: Node, chunked_inputs: list[Parts]) -> Iterator[Any]:
-    """The inputs of a node, part by part."""
-    return map(lambda *inputs: [*inputs] if node.takes_list else inputs[0], *chunked_inputs)
-
-
 def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `measure` as a graph, traced once for all calls with arguments of the same shapes.
 
@@ -175,8 +171,8 @@ def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
 # what clipping costs: among random values there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
-# The values of a block, which is known by its largest magnitude: few hold a value of the tail.
-_BLOCK = 2**12
+# The values of which a copy is made at once.
+_BLOCK = 2**20
 
 
 class _Flat:
@@ -185,15 +181,11 @@ class _Flat:
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.parts = [array.reshape(-1) for array in arrays]
         self.size = sum(array.size for array in self.parts)
-        starts = [np.arange(0, array.size, _BLOCK) for array in self.parts]
-        ends = [
-            (np.minimum.reduceat(array, at), np.maximum.reduceat(array, at))
-            for array, at in zip(self.parts, starts, strict=True)
-        ]
-        self._largest = [np.maximum(highest, -lowest) for lowest, highest in ends]
-        lowest, highest = (np.concatenate(extremes) for extremes in zip(*ends, strict=True))
         # NaN where there is a NaN.
-        self.ends = float(np.min(lowest, initial=0.0)), float(np.max(highest, initial=0.0))
+        self.ends = (
+            float(np.min([np.min(part, initial=0.0) for part in self.parts])),
+            float(np.max([np.max(part, initial=0.0) for part in self.parts])),
+        )
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """The values in some places."""
@@ -206,13 +198,10 @@ class _Flat:
 
     def beyond(self, bound: float) -> np.ndarray:
         """The values with a larger magnitude, in their order."""
-        blocks = (
-            array[_BLOCK * place : _BLOCK * (place + 1)]
-            for array, largest in zip(self.parts, self._largest, strict=True)
-            for place in np.flatnonzero(largest > bound)
+        pieces = (
+            part[at : at + _BLOCK] for part in self.parts for at in range(0, part.size, _BLOCK)
         )
-        tails = [block[np.abs(block) > bound] for block in blocks]
-        return np.concatenate([np.empty(0, np.float32), *tails])
+        return np.concatenate([piece[np.abs(piece) > bound] for piece in pieces])
 
 
 @dataclasses.dataclass

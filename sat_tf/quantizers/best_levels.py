@@ -70,7 +70,7 @@ def _best_of_levels(
 
 
 def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -> float:
-    """The best level of `pact.quantize_activation`, or of `quantize_stream` where `signed`."""
+    """The best level of `pact.quantize_activation`."""
     return search(_up_to_level(num_bits, signed=signed), sample, num_bits)
 
 

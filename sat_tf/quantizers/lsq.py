@@ -22,12 +22,7 @@ from sat_tf.quantizers.protocol import (
     bits_of,
 )
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.values import (
-    SMALLEST_CLIPPING_LEVEL,
-    CodeRange,
-    SampledValues,
-    Variables,
-)
+from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, CodeRange, SampledValues, Variables
 
 # The variable of weights, s · sqrt(highest code), and that of LSQ+, the distance that the lower end
 # has moved.
@@ -134,9 +129,9 @@ class LsqQuantizer(ScaledWithSurrogate):
 class LsqActivationQuantizer(UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
-    Values are those of `pact.quantize_activation`, in the place of a rectifier, or else of
-    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, except for the factor g of the
-    scale, see `lsq.gradient_factor`: a level that is c times the scale gets g c².
+    Values are those of `pact.quantize_activation`, `signed` where it is in the place of no
+    rectifier, and so is the gradient, Eq. 3 of the paper, except for the factor g of the scale, see
+    `lsq.gradient_factor`: a level that is c times the scale gets g c².
     """
 
     policy_name: ClassVar[str] = "lsq"

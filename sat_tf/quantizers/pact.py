@@ -78,9 +78,10 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return self.quantized(inputs, self.level(variables), bits_of(self.num_bits, variables))
 
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
-        """`pact.quantize_activation`, or where `signed` `pact.quantize_stream`."""
-        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        return quantize(inputs, level, bits, self.gradient, surrogate=self.estimator)
+        """The values of `pact.quantize_activation`."""
+        return pact.quantize_activation(
+            inputs, level, bits, self.gradient, signed=self.signed, surrogate=self.estimator
+        )
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
@@ -243,8 +244,10 @@ class UnitQuantizer(_FixedQuantizer):
         return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        return quantize(inputs, 1.0, bits_of(self.num_bits, variables), surrogate=self.estimator)
+        bits = bits_of(self.num_bits, variables)
+        return pact.quantize_activation(
+            inputs, 1.0, bits, signed=self.signed, surrogate=self.estimator
+        )
 
     def code_range(self, variables: Variables) -> CodeRange:
         return _up_to(1.0, self.num_bits, self.signed)

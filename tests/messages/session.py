@@ -22,6 +22,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import tf_keras as keras
 
@@ -94,17 +95,9 @@ def _answer(call: str, names: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _empty_folder() -> Iterator[str]:
     """An empty folder to work in, and a terminal that breaks no lines of messages."""
-    before = os.getcwd(), os.environ.get("COLUMNS")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        os.environ["COLUMNS"] = "100"
-        try:
-            yield os.getcwd()
-        finally:
-            os.chdir(before[0])
-            os.environ.pop("COLUMNS")
-            if before[1] is not None:
-                os.environ["COLUMNS"] = before[1]
+    terminal = mock.patch.dict(os.environ, COLUMNS="100")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), terminal:
+        yield os.getcwd()
 
 
 def run(name: str) -> list[Row]:

@@ -1,6 +1,4 @@
 import contextlib
-import dataclasses
-import warnings
 
 import numpy as np
 import pytest
@@ -67,10 +65,8 @@ def calibrated_levels():
 def test_the_sample_of_a_large_tensor_holds_all_channels():
     # Every 441st value of 64 images of 28x28 pixels and 144 channels would meet 16 channels.
     image = keras.Input((28, 28, 144))
-    model = sat_tf.quantize_model(
-        keras.Sequential([image, keras.layers.ReLU(), keras.layers.Conv2D(2, 1)]),
-        BitPolicy.mobile(4),
-    )
+    layers = [keras.layers.ReLU(), keras.layers.Conv2D(2, 1)]
+    model = sat_tf.quantize_model(keras.Sequential([image, *layers]), BitPolicy.mobile(4))
     draw = np.random.default_rng(3)
     sizes = draw.lognormal(0.0, 0.8, 144)
     images = np.maximum(draw.normal(0.0, 1.0, (64, 28, 28, 144)), 0.0) * sizes
@@ -115,22 +111,8 @@ def test_the_papers_own_start_needs_the_statistics_calibrated(digits, digits_mod
     assert correct(quantized) >= correct(digits_model) - 0.02
 
 
-@pytest.mark.thorough
-def test_every_clipping_level_is_the_best_for_what_its_quantizer_sees(digits, digits_model):
-    quantized = sat_tf.quantize_model(digits_model, BitPolicy.mobile(3))
-    images = digits.train_images[:256].astype(np.float32)
-    sat_tf.calibrate(quantized, images, batch_normalization=False)
-    stem = quantized.get_layer("quant_stem_relu")
-    before = keras.Model(quantized.input, stem.input)(images).numpy()
-    rectified = np.maximum(before, 0.0).reshape(-1).astype(np.float64)
-    found = float(stem.output_variables["clipping_level"].numpy())
-
-    def error(level):
-        return np.mean((reference.quantize_activation(rectified, level, 8) - rectified) ** 4)
-
-    least = min(error(level) for level in rectified.max() * np.arange(1, 101) / 100)
-    # The search looks at a sample of the values, among them the largest.
-    assert error(found) <= 1.05 * least
+def _least_error(error, largest):
+    return min(error(level) for level in largest * np.arange(1, 101) / 100)
 
 
 @settings(max_examples=30)
@@ -151,9 +133,8 @@ def test_the_best_clipping_level_has_the_smallest_error_of_a_hundred(values, bit
     def error(level):
         return np.mean((quantize(values, level, bits) - values) ** power)
 
-    least = min(error(level) for level in largest * np.arange(1, 101) / 100)
     # Ties may be rounded otherwise in float32, by a whole step.
-    assert error(found) <= least + 1e-5 * largest**power
+    assert error(found) <= _least_error(error, largest) + 1e-5 * largest**power
     assert 0 < found <= largest
 
 
@@ -209,8 +190,7 @@ def test_in_front_of_a_function_the_error_behind_it_is_the_smallest(seed, bits):
         quantized = reference.quantize_stream(values, level, bits)
         return np.mean((swish(quantized) - swish(values)) ** power)
 
-    least = min(error(level) for level in largest * np.arange(1, 101) / 100)
-    assert error(found) <= least + 1e-5 * largest**power
+    assert error(found) <= _least_error(error, largest) + 1e-5 * largest**power
     # Values that swish makes nearly 0 cost the rest no resolution.
     assert found < best_clipping_level(SampledValues(values, largest), bits, signed=True)
 
@@ -218,24 +198,18 @@ def test_in_front_of_a_function_the_error_behind_it_is_the_smallest(seed, bits):
 def _level_in_front_of_swish(*, alone):
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    image = keras.Input((8, 8, 3))
+    image = keras.Input((8, 8, 3), name="image")
     features = layers.Conv2D(4, 3, use_bias=False, name="conv")(image)
-    features = layers.BatchNormalization(
-        beta_initializer=keras.initializers.Constant(-6.0),
-        gamma_initializer=keras.initializers.Constant(2.0),
-        name="norm",
-    )(features)
+    norm = layers.BatchNormalization(name="norm")
+    features = norm(features)
+    norm.set_weights([np.full(4, value) for value in (2.0, -6.0, 0.0, 1.0)])
     functions = layers.Activation("swish")(features)
     read = functions if alone else layers.Concatenate()([functions, features])
     model = keras.Model(image, layers.Dense(3)(layers.Flatten()(read)))
     images = float_models.images(32)
     estimate_statistics(model, images)
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
-    (level,) = (
-        value
-        for name, value in _levels(sat_tf.calibrate(quantized, images)).items()
-        if "norm" in name
-    )
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, BitPolicy.mobile(8)), images)
+    (level,) = (value for name, value in _levels(quantized).items() if "norm" in name)
     return level
 
 
@@ -248,25 +222,18 @@ def test_one_bit_has_a_best_clipping_level():
 
 
 @pytest.mark.essential
-def test_statistics_are_those_of_the_quantized_network(quantized):
-    images = float_models.images(64)
-    sat_tf.calibrate(quantized, images)
-    norm = quantized.get_layer("quant_a_bn")
-    before = keras.Model(quantized.input, norm.input)(images).numpy()
-    layer = inner_layer(norm)
-    np.testing.assert_allclose(layer.moving_mean, before.mean((0, 1, 2)), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(layer.moving_variance, before.var((0, 1, 2), ddof=1), rtol=1e-3)
-    assert layer.momentum == 0.99  # as it was
-
-
-def test_statistics_are_the_mean_over_batches(quantized):
+def test_statistics_are_those_of_the_quantized_network_in_the_mean_over_batches(quantized):
     images = np.concatenate([float_models.images(64), 0.2 * float_models.images(64, seed=2)])
     sat_tf.calibrate(quantized, np.round(images))
     norm = quantized.get_layer("quant_a_bn")
     before = keras.Model(quantized.input, norm.input)
-    parts = [before(np.round(images)[i : i + 64]).numpy() for i in (0, 64)]
-    variance = np.mean([part.var((0, 1, 2), ddof=1) for part in parts], axis=0)
-    np.testing.assert_allclose(inner_layer(norm).moving_variance, variance, rtol=1e-3)
+    batches = [before(part).numpy() for part in np.split(np.round(images), 2)]
+    layer, axes = inner_layer(norm), (0, 1, 2)
+    mean = np.mean([batch.mean(axes) for batch in batches], axis=0)
+    variance = np.mean([batch.var(axes, ddof=1) for batch in batches], axis=0)
+    np.testing.assert_allclose(layer.moving_mean, mean, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(layer.moving_variance, variance, rtol=1e-3)
+    assert layer.momentum == 0.99  # as it was
 
 
 def _observed(model, name="quant_classifier"):
@@ -278,10 +245,7 @@ def test_the_range_of_the_logits_is_what_their_extremes_let_expect(quantized):
     images = float_models.images(64)
     sat_tf.calibrate(quantized, images)
     logits = quantized(images).numpy()
-    below, above = (
-        reference.expected_largest(-logits.min(1)),
-        reference.expected_largest(logits.max(1)),
-    )
+    below, above = map(reference.expected_largest, (-logits.min(1), logits.max(1)))
     assert _observed(quantized) == pytest.approx([-below, above, 1.0], rel=1e-5)
     assert below >= max(0.0, -logits.min())
     assert above >= logits.max()
@@ -319,13 +283,17 @@ def test_certain_logits_do_not_cost_the_others_their_resolution_behind_a_softmax
     logits = features.astype(np.float64) @ kernel
 
     def error(lowest, highest):
-        scale = (highest - lowest) / 255
-        below = np.round(lowest / scale)
-        codes = np.clip(np.round(logits / scale), below, below + 255)
-        return np.mean((_softmax(codes * scale) - _softmax(logits)) ** 2)
+        return np.mean((_softmax(_in_codes(logits, lowest, highest)) - _softmax(logits)) ** 2)
 
     assert logits.min() <= lowest < 0 < highest <= logits.max()
     assert error(lowest, highest) < 0.5 * error(logits.min(), logits.max())
+
+
+def _in_codes(values, lowest, highest):
+    """Values as a file has them, of whose 256 codes the ends are these."""
+    scale = (highest - lowest) / 255
+    below = np.round(lowest / scale)
+    return np.clip(np.round(values / scale), below, below + 255) * scale
 
 
 def _softmax(logits):
@@ -362,10 +330,8 @@ def test_inputs_are_clipped_where_that_makes_the_squared_error_smaller(far_out, 
     assert (highest < 12.0) == is_clipped
 
     def error(lowest, highest):
-        scale = (highest - lowest) / 255
-        codes = np.round(features.astype(np.float64) / scale)
-        below = np.round(lowest / scale)
-        return np.mean((np.clip(codes, below, below + 255) * scale - features) ** 2)
+        rounded = _in_codes(features.astype(np.float64), lowest, highest)
+        return np.mean((rounded - features) ** 2)
 
     assert error(lowest, highest) < (0.81 if is_clipped else 1.01) * error(features.min(), 12.0)
 
@@ -406,15 +372,13 @@ def test_what_float_layers_read_is_rounded_in_keras_as_in_the_file(function, tmp
     x = np.random.default_rng(0).normal(0, 2, (400, 6)).astype(np.float32)
     sat_tf.calibrate(model, x)
     rounded = keras.Model(model.input, model.get_layer("quant_variance").output)(x).numpy()
-    codes = model.get_layer("quant_variance").quantize_config.output.code_range(
-        model.get_layer("quant_variance").output_variables
-    )
+    layer = model.get_layer("quant_variance")
+    codes = layer.output_quantizer.code_range(layer.output_variables)
     np.testing.assert_array_equal(rounded, np.rint(rounded / codes.scale) * codes.scale)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(x, training=True))
     assert all(np.any(g) for g in tape.gradient(loss, model.trainable_variables))
-    path = tmp_path / "model.tflite"
-    proved(model, path, x[:64])
+    proved(model, tmp_path / "model.tflite", x[:64])
 
 
 def test_calibrating_twice_gives_the_same(quantized):
@@ -430,28 +394,20 @@ def test_calibrating_twice_gives_the_same(quantized):
 def _with_a_float_layer():
     inputs = keras.Input((6,), name="x")
     hidden = tf.math.asinh(keras.layers.Dense(8, name="hidden")(inputs))
-    policy = BitPolicy.mobile(8, input_type="float32", unsupported="float")
-    keras.utils.set_random_seed(7)
     model = keras.Model(inputs, keras.layers.Dense(2, name="classifier")(hidden))
-    for layer in (model.get_layer("hidden"), model.get_layer("classifier")):
-        layer.kernel.assign(np.random.default_rng(0).normal(size=layer.kernel.shape))
-    return sat_tf.quantize_model(model, policy)
+    policy = BitPolicy.mobile(8, input_type="float32", unsupported="float")
+    return sat_tf.quantize_model(float_models.pretend_trained(model), policy)
 
 
 VALUES = np.random.default_rng(0).normal(0, 2, (64, 6)).astype(np.float32)
 
 
 @pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
-def test_ranges_of_smaller_values_that_were_calibrated_before_clip_nothing_behind_them():
+def test_ranges_of_what_float_layers_read_forget_the_values_before_unless_a_calibration_fails():
     model = sat_tf.calibrate(_with_a_float_layer(), VALUES)
     sat_tf.calibrate(model, 100.0 * VALUES)
     expected = sat_tf.calibrate(_with_a_float_layer(), 100.0 * VALUES)
     np.testing.assert_equal(model.get_weights(), expected.get_weights())
-
-
-@pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
-def test_a_calibration_that_fails_leaves_the_ranges_of_what_float_layers_read():
-    model = sat_tf.calibrate(_with_a_float_layer(), VALUES)
     inner_layer(model.get_layer("quant_hidden")).bias.assign(np.full(8, np.nan))
     before = model.get_weights()
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -529,21 +485,17 @@ def test_levels_fit_what_inference_will_see_and_not_what_a_batch_does():
     assert 0.87 * levels[0] < levels[1] < 0.97 * levels[0]
 
 
-def test_frozen_normalizations_keep_their_statistics():
-    quantized = _mobile_block()
-    quantized.get_layer("quant_a_bn").trainable = False
+@pytest.mark.parametrize(
+    ("name", "kept"), [("mobile_block", "/a_bn/"), ("frozen_normalization", "")]
+)
+def test_frozen_normalizations_and_those_called_for_inference_keep_their_statistics(name, kept):
+    quantized = sat_tf.quantize_model(float_models.build(name), BitPolicy.mobile(4))
+    quantized.get_layer("quant_a_bn").trainable = name == "frozen_normalization"
     before = _statistics(quantized)
     sat_tf.calibrate(quantized, float_models.images(64))
     after = _statistics(quantized)
-    kept = {name for name in before if np.array_equal(before[name], after[name])}
-    assert kept == {name for name in before if "/a_bn/" in name}
-
-
-def test_a_normalization_called_for_inference_keeps_its_statistics():
-    quantized = sat_tf.quantize_model(float_models.build("frozen_normalization"))
-    before = _statistics(quantized)
-    sat_tf.calibrate(quantized, float_models.images(64))
-    assert _equal(before, _statistics(quantized))
+    found = {name for name in before if np.array_equal(before[name], after[name])}
+    assert found == {name for name in before if kept in name}
 
 
 def test_levels_of_rectifiers_that_never_fire_stay_where_they_are():
@@ -573,28 +525,24 @@ def _as_dataset(images):
     return tf.data.Dataset.from_tensor_slices((images, np.zeros(len(images)))).batch(64)
 
 
+FORMS = {
+    "array": lambda images: images,
+    "bytes": lambda images: images.astype(np.uint8),
+    "tensor": tf.constant,
+    "pair": lambda images: (images, np.zeros(len(images))),
+    "list": lambda images: [images[:64], images[64:]],
+    "iterator": lambda images: iter([images[:64], images[64:]]),
+    "pairs": lambda images: [(images[:64], 0), (images[64:], 1)],
+    "dataset": _as_dataset,
+    "endless": lambda images: _as_dataset(images).repeat(),
+    "odd": lambda images: tf.data.Dataset.from_tensor_slices(images).batch(100),
+}
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda images: images,
-        lambda images: images.astype(np.uint8),
-        tf.constant,
-        lambda images: (images, np.zeros(len(images))),
-        lambda images: [images[:64], images[64:]],
-        lambda images: iter([images[:64], images[64:]]),
-        lambda images: [(images[:64], 0), (images[64:], 1)],
-        _as_dataset,
-        lambda images: _as_dataset(images).repeat(),
-        lambda images: tf.data.Dataset.from_tensor_slices(images).batch(100),
-    ],
-    ids=[
-        *("array", "bytes", "tensor", "pair", "list", "iterator", "pairs", "dataset", "endless"),
-        "odd",
-    ],
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_images_may_come_in_any_form(form, quantized, calibrated_levels):
-    sat_tf.calibrate(quantized, form(float_models.images(128)), num_images=128)
+    sat_tf.calibrate(quantized, FORMS[form](float_models.images(128)), num_images=128)
     assert _levels(quantized) == pytest.approx(calibrated_levels, rel=1e-5)
 
 
@@ -607,29 +555,6 @@ def test_no_more_images_are_used_than_asked_for(quantized):
     sat_tf.calibrate(quantized, batches(), num_images=64)
 
 
-@pytest.mark.parametrize(
-    ("policy", "images", "warning"),
-    [
-        (BitPolicy(), lambda x: np.minimum(x + 0.3, 255), "lie between those of the pixels"),
-        (BitPolicy(), lambda x: x % 2, "are a few pixels only"),
-        (BitPolicy(), lambda x: x[:8], "8 images give unreliable statistics"),
-    ],
-)
-def test_images_unlike_those_the_phone_will_see_are_warned_of(policy, images, warning):
-    quantized = sat_tf.quantize_model(float_models.build("dropout"), policy)
-    with pytest.warns(UserWarning, match=warning):
-        sat_tf.calibrate(quantized, images(float_models.images(64)))
-
-
-@pytest.mark.parametrize("input_max", [255.0, 1.0, 2.0])
-def test_images_on_the_grid_are_not_warned_of(input_max):
-    policy = dataclasses.replace(BitPolicy(), input_max=input_max)
-    quantized = sat_tf.quantize_model(float_models.build("without_normalization"), policy)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sat_tf.calibrate(quantized, float_models.images(64) * np.float32(input_max / 255.0))
-
-
 def test_statistics_of_a_float_model_become_the_mean_over_batches(digits, digits_model):
     model = keras.models.clone_model(digits_model)
     model.set_weights(digits_model.get_weights())
@@ -637,11 +562,9 @@ def test_statistics_of_a_float_model_become_the_mean_over_batches(digits, digits
     norm = model.get_layer("stem_bn")
     norm.moving_mean.assign(tf.ones_like(norm.moving_mean))
     assert estimate_statistics(model, images, num_images=128) is model
-    seen = model.get_layer("stem")(images).numpy()
-    batches = np.split(seen, 2)
-    np.testing.assert_allclose(
-        norm.moving_mean, np.mean([b.mean(axis=(0, 1, 2)) for b in batches], axis=0), rtol=1e-4
-    )
+    batches = np.split(model.get_layer("stem")(images).numpy(), 2)
+    mean = np.mean([batch.mean(axis=(0, 1, 2)) for batch in batches], axis=0)
+    np.testing.assert_allclose(norm.moving_mean, mean, rtol=1e-4)
     kernel, before = (of.get_layer("stem").kernel for of in (model, digits_model))
     assert np.array_equal(kernel, before)
 

@@ -38,17 +38,12 @@ def _calibrated(float_model=None, bits=4):
     return sat_tf.calibrate(model, TRAIN[0], keep_function=True, progress=False)
 
 
-def _tuned(model, *, labels=TRAIN[1], held_out=HELD_OUT, float_model=None, **options):
-    settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.01, **options}
-    return finetune(
-        model,
-        float_model or small_float_model(),
-        options.pop("images", TRAIN[0]),
-        labels,
-        held_out=held_out,
-        sample=TRAIN[0],
-        **{name: value for name, value in settings.items() if name != "images"},
-    )
+def _tuned(
+    model, *, images=TRAIN[0], labels=TRAIN[1], held_out=HELD_OUT, float_model=None, **options
+):
+    settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.01, "sample": TRAIN[0]}
+    settings |= {"held_out": held_out, **options}
+    return finetune(model, float_model or small_float_model(), images, labels, **settings)
 
 
 def _answers(model, images=HELD_OUT[0]):

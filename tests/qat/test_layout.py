@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -7,9 +8,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.layout import inner_layer, quantized_model
+from sat_tf.exact.tflite.input_range import range_of
+from sat_tf.qat.inputs import input_ranges
+from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
+from tests.qat.float_models import pretend_trained
 
 L = keras.layers
 
@@ -37,12 +41,11 @@ def _with_a_dead_channel(name):
     return model
 
 
-def _without_variance():
-    model = float_models.build("no_gamma")
-    for name in ("a_bn", "b_bn"):
-        norm = model.get_layer(name)
-        norm.moving_variance.assign(np.full(4, 1e-8))
-        norm.moving_mean.assign(np.full(4, 0.5))
+def _without_variance(name):
+    model = float_models.build(name)
+    for norm in ("a_bn", "b_bn"):
+        model.get_layer(norm).moving_variance.assign(np.full(4, 1e-8))
+        model.get_layer(norm).moving_mean.assign(np.full(4, 0.5))
     return model
 
 
@@ -57,7 +60,7 @@ KEPT = [
         for rescale in ("stddev", "none")
         for weight_range in ("layer", "channel")
     ),
-    (lambda _: _without_variance(), "no_variance", {}),
+    (_without_variance, "no_gamma", {}),
 ]
 
 
@@ -102,9 +105,7 @@ def test_gradients_of_latent_weights_are_those_of_the_float_kernels(name):
             if len(kernel.shape) > 1:  # as small as a fresh network's
                 kernel.assign(kernel * (0.3 / np.abs(kernel).max()))
     quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, detach_max=True))
-    before, after = _kernel_gradients(model, inputs, wanted), {}
-    for layer_name, gradient in _kernel_gradients(quantized, inputs, wanted).items():
-        after[layer_name.removeprefix("quant_")] = gradient
+    before, after = (_kernel_gradients(each, inputs, wanted) for each in (model, quantized))
     assert set(before) == set(after)
     for layer_name, gradient in before.items():
         difference = np.linalg.norm(after[layer_name] - gradient) / np.linalg.norm(gradient)
@@ -114,11 +115,8 @@ def test_gradients_of_latent_weights_are_those_of_the_float_kernels(name):
 def _kernel_gradients(model, inputs, wanted):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(model(inputs, training=True) - wanted))
-    kernels = {
-        layer.name: getattr(layer, "layer", layer).kernel
-        for layer in model.layers
-        if hasattr(getattr(layer, "layer", layer), "kernel")
-    }
+    layers = map(inner_layer, model.layers)
+    kernels = {layer.name: layer.kernel for layer in layers if hasattr(layer, "kernel")}
     gradients = tape.gradient(loss, list(kernels.values()))
     return {name: value.numpy() for name, value in zip(kernels, gradients, strict=True)}
 
@@ -152,16 +150,9 @@ def test_the_float_model_is_left_alone():
 
 def test_layer_settings_survive():
     image = keras.Input((8, 8, 3), name="image")
-    layer = L.Conv2D(
-        4,
-        (3, 2),
-        strides=(2, 1),
-        padding="same",
-        dilation_rate=1,
-        kernel_regularizer=keras.regularizers.L2(1e-4),
-        bias_constraint=keras.constraints.NonNeg(),
-        name="a",
-    )
+    decay, positive = keras.regularizers.L2(1e-4), keras.constraints.NonNeg()
+    options = {"kernel_regularizer": decay, "bias_constraint": positive, "padding": "same"}
+    layer = L.Conv2D(4, (3, 2), (2, 1), name="a", **options)
     norm = L.BatchNormalization(momentum=0.9, epsilon=1e-5, name="a_bn")
     model = keras.Model(image, L.Dense(3, name="last")(L.Flatten()(norm(layer(image)))))
     quantized = sat_tf.quantize_model(model)
@@ -191,39 +182,10 @@ def test_layers_left_float_keep_their_weights():
     model = keras.Model(image, L.Dense(3, name="last")(L.GlobalMaxPooling2D()(tensor)))
     model = float_models.pretend_trained(model)
     inputs = float_models.images()
-    quantized = sat_tf.quantize_model(
-        model, BitPolicy(weight_bits=None, activation_bits=None, unsupported="float")
-    )
+    quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, unsupported="float"))
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
     integer = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
     assert np.isfinite(integer(inputs)).all()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [
-        ("plain", 1),  # no tensor of it can be negative
-        ("mobile_block", 2),
-        ("preactivation", 4),
-        ("depthwise", 8),
-        ("sum_of_three", 4),
-        ("sum_with_the_image", 2),
-        ("average_pool_same", 4),
-        ("max_pool_between", 4),
-        ("softmax_in_the_classifier", 4),
-        ("rectified_logits", 8),
-        ("sequential_built_later", 2),
-        ("dense_only", 1),
-        ("any_image_size", 4),
-    ],
-)
-def test_models_run_at_every_width(name, bits):
-    model = _model(name)
-    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(bits))
-    outputs = quantized(_inputs(model)).numpy()
-    assert outputs.shape == model(_inputs(model)).shape
-    assert np.isfinite(outputs).all()
 
 
 def test_some_layers_alone_can_be_quantized():
@@ -245,3 +207,127 @@ def test_the_usual_architectures_of_keras_keep_their_function(name):
     assert _difference(sat_tf.quantize_model(model, FLOAT)(images), wanted) < 1e-4
     integer = sat_tf.quantize_model(model, BitPolicy.mobile(4))
     assert np.isfinite(integer(images)).all()
+
+
+RANGES = [(0, 1), (-1, 1), (20, 275), "torch", "caffe", ((0, -1, -2), (1, 1, 3))]
+PICTURES = np.random.default_rng(3).integers(0, 256, (8, 8, 8, 3)).astype(np.uint8)
+
+
+def _behind(*front):
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = image
+    for layer in front:
+        tensor = layer(tensor)
+    if len(tensor.shape) == 4:
+        tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
+    return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
+
+
+# The function stays what it was, as nothing pads the image with zeros.
+FRONTS = {
+    "bias": lambda: [L.Conv2D(4, 3, name="conv")],
+    "norm": lambda: [L.Conv2D(4, 3, use_bias=False, name="conv"), L.BatchNormalization(name="bn")],
+    "bias_and_norm": lambda: [L.Conv2D(4, 3, name="conv"), L.BatchNormalization(name="bn")],
+    "flat": lambda: [L.Flatten(name="flat"), L.Dense(4, activation="relu", name="dense")],
+    "cropped": lambda: [L.Cropping2D(1), L.MaxPooling2D(2), L.Conv2D(4, 3, name="conv")],
+}
+# Their outputs have the channels of the image, so that "caffe" is not for them.
+IN_ORDER = {
+    "norm_first": lambda: [L.BatchNormalization(name="bn"), L.Conv2D(4, 3, name="conv")],
+    "depthwise": lambda: [L.DepthwiseConv2D(3, depth_multiplier=2, name="depthwise"), L.ReLU()],
+    "groups": lambda: [L.Conv2D(6, 3, groups=3, name="conv"), L.ReLU()],
+}
+
+
+# One range for all channels and one for each stand for the others in the fast tests.
+QUICK = [*itertools.product(FRONTS, [(-1, 1), "caffe"]), *itertools.product(IN_ORDER, ["torch"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, marks=() if (name, value) in QUICK else pytest.mark.thorough)
+        for name in (*FRONTS, *IN_ORDER)
+        for value in RANGES
+        if value != "caffe" or name in FRONTS
+    ],
+    ids=str,
+)
+def test_a_model_keeps_its_function(name, value):
+    model = _behind(*{**FRONTS, **IN_ORDER}[name]())
+    policy = dataclasses.replace(FLOAT, input_range=value)
+    fed = range_of(value).fed(PICTURES)
+    expected = model(fed).numpy()
+    found = sat_tf.quantize_model(model, policy)(fed).numpy()
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_beside_zero_padding_a_pixel_stands_for_real_0():
+    model = _behind(L.Conv2D(4, 3, padding="same", name="conv"))
+    policy = dataclasses.replace(FLOAT, input_range="tf")
+    quantized = sat_tf.quantize_model(model, policy)
+    fed = range_of("tf").fed(PICTURES)
+    inside = np.s_[:, 1:-1, 1:-1]
+    expected = model.get_layer("conv")(fed).numpy()
+    made = keras.Model(quantized.input, quantized.get_layer("quant_conv").output)(fed).numpy()
+    np.testing.assert_allclose(made[inside], expected[inside], atol=1e-5)
+    kernel = model.get_layer("conv").kernel.numpy()
+    assert 0 < np.abs(made - expected).max() <= 1 / 255 * np.abs(kernel).sum(axis=(0, 1, 2)).max()
+
+
+def test_a_layer_without_a_place_for_half_a_pixel_is_fed_that_much_more():
+    model = _behind(L.Conv2D(4, 3, use_bias=False, name="conv"), L.ReLU())
+    policy = dataclasses.replace(FLOAT, input_range=(-1, 1))
+    fed = range_of("tf").fed(PICTURES)
+    found = sat_tf.quantize_model(model, policy)(fed)
+    np.testing.assert_allclose(found, model(fed - np.float32(1 / 255)), rtol=1e-4, atol=1e-4)
+
+
+def _of_two(first, second, channels=3):
+    """A model with an image for each of two layers, which may be the same one."""
+    one, other = keras.Input((8, 8, 3), name="one"), keras.Input((8, 8, channels), name="other")
+    pooled = L.GlobalAveragePooling2D()(L.Concatenate()([first(one), second(other)]))
+    return pretend_trained(keras.Model([one, other], L.Dense(3, name="classifier")(pooled)))
+
+
+def test_a_layer_that_two_inputs_share_takes_their_range_in_once():
+    conv = L.Conv2D(4, 3, name="conv")
+    model = _of_two(conv, conv)
+    fed = [range_of("caffe").fed(PICTURES), range_of("caffe").fed(PICTURES[::-1])]
+    found = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, input_range="caffe"))
+    np.testing.assert_allclose(found(fed), model(fed), rtol=1e-4, atol=1e-2)
+    with pytest.raises(ValueError, match="conv: received an input_range that differs"):
+        sat_tf.quantize_model(model, dataclasses.replace(FLOAT, input_range={"one": "caffe"}))
+
+
+def test_each_input_has_a_range_of_its_own():
+    model = _of_two(L.Conv2D(4, 3, name="first"), L.Conv2D(4, 3, name="second"), channels=1)
+    ranges = {"one": "torch", "other": (-1, 1)}
+    quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, input_range=ranges))
+    fed = [range_of("torch").fed(PICTURES), range_of("tf").fed(PICTURES[..., :1])]
+    np.testing.assert_allclose(quantized(fed), model(fed), rtol=1e-4, atol=1e-4)
+    found = input_ranges(quantized_network(quantized, when="first"))
+    assert found == {name: range_of(value) for name, value in ranges.items()}
+
+
+def test_requantize_leaves_a_model_its_range_and_function():
+    model = _behind(*FRONTS["norm"]())
+    first = dataclasses.replace(FLOAT, input_range="caffe")
+    quantized = sat_tf.quantize_model(model, first)
+    fed = range_of("caffe").fed(PICTURES)
+    again = sat_tf.requantize(quantized, FLOAT)
+    np.testing.assert_array_equal(again(fed), quantized(fed))
+    same = sat_tf.requantize(again, dataclasses.replace(first, weight_bits=8))
+    assert input_ranges(quantized_network(same, when="first")) == {"image": range_of("caffe")}
+    with pytest.raises(ValueError, match=r'input_range=\(0, 255\) for an input of "caffe"'):
+        sat_tf.requantize(quantized, dataclasses.replace(first, input_range=(0, 255)))
+
+
+@pytest.mark.parametrize("name", ["bias", "norm"])
+def test_a_trained_model_gets_the_range_that_fits_without_another_function(name):
+    model = _behind(*FRONTS[name]())
+    policy = BitPolicy(weight_bits=4, activation_bits=None)
+    quantized = sat_tf.quantize_model(model, policy)
+    fed = range_of("tf").fed(PICTURES)
+    fitting = sat_tf.requantize(quantized, dataclasses.replace(policy, input_range="tf"))
+    np.testing.assert_allclose(fitting(fed), quantized(fed), rtol=1e-4, atol=1e-4)

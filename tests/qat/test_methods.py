@@ -52,12 +52,10 @@ def _quantized(method, images=None, bits=4, normalized=True):
 
 
 def _fit(model, data, epochs=2):
-    images, labels = data
-    history = model.fit(
-        images, labels, batch_size=32, epochs=epochs, shuffle=False, verbose=0
-    ).history["loss"]
-    assert np.isfinite(history).all()
-    return history
+    options = {"batch_size": 32, "epochs": epochs, "shuffle": False, "verbose": 0}
+    losses = model.fit(*data, **options).history["loss"]
+    assert np.isfinite(losses).all()
+    return losses
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -125,7 +123,7 @@ def test_it_is_saved_and_goes_on_after_loading_as_if_it_had_never_stopped(
         np.testing.assert_equal(model.get_weights(), loaded.get_weights())
 
 
-def test_it_trains_in_mixed_precision(method, precision, data):
+def test_it_trains_in_mixed_precision_and_is_loaded_without(method, precision, data, tmp_path):
     model = _quantized(method, data[0])
     before = [v.numpy() for v in model.trainable_variables]
     _fit(model, data)
@@ -134,6 +132,10 @@ def test_it_trains_in_mixed_precision(method, precision, data):
     assert model.output.dtype == precision.removeprefix("mixed_")
     moved = zip(before, model.trainable_variables, strict=True)
     assert any(not np.array_equal(old, new) for old, new in moved)
+    model.save(tmp_path / "model.keras")
+    keras.mixed_precision.set_global_policy("float32")  # the file says what it needs
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
 
 
 def test_replicas_train_like_a_single_device(method, alone, replicas, data):
@@ -147,7 +149,9 @@ def test_replicas_train_like_a_single_device(method, alone, replicas, data):
 
 
 @pytest.mark.parametrize(
-    "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=lambda o: next(iter(o))
+    "options",
+    [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}],
+    ids=lambda options: next(iter(options)),
 )
 def test_every_way_to_run_a_step_gives_the_same_training(method, alone, options, data):
     losses, variables = alone

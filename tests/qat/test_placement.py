@@ -1,10 +1,8 @@
-"""Placements worked out by hand from the rules, for the graphs of `float_models`, and single rules.
+"""Placements worked out by hand, which `placements.txt` has, and single rules."""
 
-The tables have quantizers by layer, inserted ones by "tensor > readers". w4: 4-bit weights; w4*:
-rescaled as well; u4, s8: an unsigned or a signed tensor; o: a tensor whose range is observed.
-"""
-
+import configparser
 import functools
+import pathlib
 
 import pytest
 import tf_keras as keras
@@ -24,157 +22,12 @@ from tests.qat import float_models
 L = keras.layers
 
 
-def _placed(texts: dict[str, str]) -> dict[str, dict[str, str]]:
-    return {
-        name: dict(part.split(": ") for part in text.split(", ")) for name, text in texts.items()
-    }
-
-
-_POOL = "pool: u8, classifier: w8* o"
-_STREAM = "pool: s8, classifier: w8* o"
-
-# Rectifiers become quantizers; what anything but a linear layer reads, or no rectifier makes, has 8
-# bits, and linear layers read it as it is; only what has no normalization behind it is rescaled;
-# first and last layers have 8-bit weights; logits are observed.
-_TEXTS = {
-    "plain": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u8, {_POOL}",
-    "without_normalization": f"image > a: image, a: w8* u4, b: w4*, b_relu: u8, {_POOL}",
-    "depthwise": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u4, c: w4* u8, {_POOL}",
-    # Integer sums that can be negative saturate at 8 bits only.
-    "mobile_block": (
-        "image > a: image, a: w8, a_relu: u4, project: w4, project_bn: s8, expand: w4, "
-        f"expand_relu: u4, again: w4, again_bn: s8, add: s8, last: w4, last_relu: u8, {_POOL}"
-    ),
-    "preactivation": (
-        "image > stem: image, stem: w8* s8, a_relu: u4, a_conv: w4* s8, a_add: s8, b_relu: u4, "
-        f"b_conv: w4* s8, b_add: s8, last_relu: u8, {_POOL}"
-    ),
-    "residual": f"image > a: image, a: w8, a_relu: u8, b: w4, b_bn: s8, add_relu: u8, {_POOL}",
-    "sum_of_three": (
-        f"image > a: image, a: w8, a_relu: u8, b: w4* s8, c: w4, c_bn: s8, add: s8, {_STREAM}"
-    ),
-    # A sum of rectified tensors is not negative.
-    "sum_with_itself": f"image > a: image, a: w8, a_relu: u8, add: u8, {_POOL}",
-    "sum_with_the_image": f"image > a add: image, a: w8* s8, add: s8, {_STREAM}",
-    # Both readers share a_relu.
-    "two_readers": f"image > a: image, a: w8, a_relu: u4, b: w4* s8, c: w4* s8, add: s8, {_STREAM}",
-    # Tensors that only the concatenation reads have its grid.
-    "branches": (
-        f"image > a: image, a: w8, a_relu: u8, b: w4, c: w4, joined: s8, d: w4, d_relu: u8, {_POOL}"
-    ),
-    # c_relu is padded before it is joined.
-    "rectified_branches": (
-        "image > a: image, a: w8, a_relu: u4, b: w4, c: w4*, c_relu: u8, joined: u4, d: w4, "
-        f"d_relu: u8, {_POOL}"
-    ),
-    "two_normalizations": f"image > a: image, a: w8 s8, a_bn: s8, b_relu: u8, add: s8, {_STREAM}",
-    "average_pool_same": f"image > a: image, a: w8, a_relu: u8, {_POOL}",
-    "average_pool_of_a_stream": (
-        "image > a: image, a: w8, a_relu: u4, b: w4* s8, pool: s8, classifier: w8* o"
-    ),
-    # The pool passes the codes of a on to the convolution behind it.
-    "max_pool_between": f"image > a: image, a: w8* s8, b: w4* s8, b_relu: u8, {_POOL}",
-    "dropout": f"image > a: image, a: w8, a_relu: u8, {_POOL}",
-    "softmax_in_the_classifier": "image > a: image, a: w8, a_relu: u4, classifier: w8* o",
-    "rectified_before_normalization": (
-        f"image > a: image, a: w8* u8, a_bn: s8, b: w4* s8, {_STREAM}"
-    ),
-    "padded": f"image > a: image, a: w8, a_relu: u4, b: w4*, b_relu: u8, {_POOL}",
-    "normalized_image": f"image > image_bn: image, image_bn: s8, a: w8, a_relu: u8, {_POOL}",
-    "rectified_logits": (
-        "image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u8, pool: u8, classifier: w8*, "
-        "logits_relu: o"
-    ),
-    "two_dense": "image > flatten: image, hidden: w8* u4, classifier: w8* o",
-    "one_convolution": "image > a: image, a: w8* o",
-    "sum_as_output": "image > a: image, a: w8, a_relu: u4, b: w8* s8, c: w8* s8, add: o",
-    "normalization_as_output": "image > a: image, a: w8, a_bn: o",
-    "linear_activation": f"image > a: image, a: w8, a_bn: s8, {_STREAM}",
-    "sequential_with_input_layer": "image > conv: image, conv: w8, relu: u4, classifier: w8* o",
-    "sequential_built_later": "conv_input > conv: image, conv: w8* u4, classifier: w8* o",
-    "dense_only": "image > hidden: image, hidden: w8* u4, classifier: w8* o",
-}
-_SAME = {
-    "plain": (
-        *("relu6", "activation_layers", "no_gamma", "any_image_size", "reshaped_logits"),
-        *("softmax_layer", "softmax_activation_layer"),
-    ),
-    "dropout": ("frozen_normalization",),
-}
-MOBILE = _placed({**_TEXTS, **{same: _TEXTS[name] for name in _SAME for same in _SAME[name]}})
-
-# Streams are requantized in front of linear layers.
-_COARSE_POOL = "pool: u4, classifier: w8* o"
-_COARSE_STREAM = "pool: s8, pool > classifier: s4, classifier: w8* o"
-REQUANTIZED = _placed(
-    {
-        "plain": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: u8, {_COARSE_POOL}",
-        # Integer sums that can be negative saturate at 8 bits only.
-        "mobile_block": (
-            "image > a: image, a: w8, a_relu: u4, project: w4, project_bn: s8, "
-            "project_bn > expand: s4, expand: w4, expand_relu: u4, again: w4, again_bn: s8, "
-            f"add: s8, add > last: s4, last: w4, last_relu: u8, {_COARSE_POOL}"
-        ),
-        "residual": (
-            "image > a: image, a: w8, a_relu: u8, a_relu > b: u4, b: w4, b_bn: s8, add_relu: u8, "
-            f"{_COARSE_POOL}"
-        ),
-        # Both readers share one quantizer.
-        "sum_of_three": (
-            "image > a: image, a: w8, a_relu: u8, a_relu > b c: u4, b: w4* s8, c: w4, c_bn: s8, "
-            f"add: s8, {_COARSE_STREAM}"
-        ),
-        # Tensors that only the concatenation reads have its grid.
-        "branches": (
-            "image > a: image, a: w8, a_relu: u8, a_relu > b c: u4, b: w4, c: w4, joined: s8, "
-            f"joined > d: s4, d: w4, d_relu: u8, {_COARSE_POOL}"
-        ),
-        "average_pool_of_a_stream": (
-            "image > a: image, a: w8, a_relu: u4, b: w4* s8, pool: s8, flatten > classifier: s4, "
-            "classifier: w8* o"
-        ),
-        # The pool passes the codes of a on to the convolution behind it.
-        "max_pool_between": f"image > a: image, a: w8* s4, b: w4* s8, b_relu: u8, {_COARSE_POOL}",
-        "rectified_before_normalization": (
-            f"image > a: image, a: w8* u8, a_bn: s4, b: w4* s8, {_COARSE_STREAM}"
-        ),
-    }
-)
-
-# Streams stay float, and those that integer kernels make are observed.
-PAPER = _placed(
-    {
-        "plain": f"image > a: image, a: w8, a_relu: u4, b: w4, b_relu: o, {_COARSE_POOL}",
-        "mobile_block": (
-            "image > a: image, a: w8, a_relu: u4, project: w4, project_bn: o, "
-            "project_bn > expand: s4, expand: w4, expand_relu: u4, again: w4, again_bn: o, "
-            f"add > last: s4, last: w4, last_relu: o, {_COARSE_POOL}"
-        ),
-        "preactivation": (
-            "image > stem: image, stem: w8* o, a_relu: u4, a_conv: w4* o, b_relu: u4, "
-            f"b_conv: w4* o, last_relu: o, {_COARSE_POOL}"
-        ),
-        "residual": (
-            "image > a: image, a: w8, a_relu: o, a_relu > b: u4, b: w4, b_bn: o, add_relu: o, "
-            f"{_COARSE_POOL}"
-        ),
-        "average_pool_of_a_stream": (
-            "image > a: image, a: w8, a_relu: u4, b: w4* o, pool: o, flatten > classifier: s4, "
-            "classifier: w8* o"
-        ),
-        "max_pool_between": (
-            "image > a: image, a: w8* s4, b: w4* o, b_relu: o, pool: u4, classifier: w8* o"
-        ),
-        "two_dense": "image > flatten: image, hidden: w8* u4, classifier: w8* o",
-        "branches": (
-            "image > a: image, a: w8, a_relu: o, a_relu > b c: u4, b: w4, b_relu: o, c: w4, "
-            f"c_bn: o, joined > d: s4, d: w4, d_relu: o, {_COARSE_POOL}"
-        ),
-        "rectified_branches": (
-            "image > a: image, a: w8, a_relu: u4, b: w4, c: w4*, c_relu: o, joined: u4, d: w4, "
-            f"d_relu: o, {_COARSE_POOL}"
-        ),
-    }
+TABLE = configparser.ConfigParser(delimiters="=")
+TABLE.optionxform = str
+TABLE.read(pathlib.Path(__file__).parent / "placements.txt", "utf-8")
+MOBILE, REQUANTIZED, PAPER = (
+    {name: dict(part.split(": ") for part in text.split(", ")) for name, text in TABLE[of].items()}
+    for of in ("mobile", "requantized", "paper")
 )
 
 
@@ -188,7 +41,7 @@ def _place(network, policy, annotations=None):
 
 
 def _short(quantizer):
-    """The notation of the tables above."""
+    """The notation of the tables."""
     match quantizer:
         case DorefaQuantizer():
             return f"w{quantizer.num_bits or ''}{'*' if quantizer.rescale else ''}"
@@ -249,12 +102,8 @@ def test_without_bits_weights_are_clamped_and_nothing_else_is_quantized(name):
 
 
 def test_without_activation_bits_weights_are_still_quantized():
-    assert _sketch_of("plain", BitPolicy(activation_bits=None)) == {
-        "a": "w8",
-        "b": "w4",
-        "classifier": "w8*",
-        "image > a": "image",
-    }
+    expected = {"a": "w8", "b": "w4", "classifier": "w8*", "image > a": "image"}
+    assert _sketch_of("plain", BitPolicy(activation_bits=None)) == expected
 
 
 def test_float_activations_know_what_a_pixel_stands_for():
@@ -336,29 +185,23 @@ def test_a_network_of_rectifiers_alone_works_at_one_bit():
     assert (sketch["a"], sketch["a_relu"], sketch["b"], sketch["pool"]) == ("w1", "u1", "w1", "u1")
 
 
+def _level(name, layer, **fields):
+    return _place(_network(name), BitPolicy(**fields)).configs[layer].output.initial_clipping_level
+
+
 def test_clipping_levels_start_where_the_policy_says():
-    policy = BitPolicy(
-        initial_clipping_level=3.0,
-        initial_classifier_clipping_level=5.0,
-        overrides={"b_relu": {"initial_clipping_level": 2.0}},
-    )
-    configs = _place(_network("plain"), policy).configs
-    levels = {name: configs[name].output.initial_clipping_level for name in ("a_relu", "pool")}
-    assert levels == {"a_relu": 3.0, "pool": 5.0}
-    assert configs["b_relu"].output.initial_clipping_level == 2.0
+    fields = {"initial_clipping_level": 3.0, "initial_classifier_clipping_level": 5.0}
+    fields["overrides"] = {"b_relu": {"initial_clipping_level": 2.0}}
+    levels = [_level("plain", layer, **fields) for layer in ("a_relu", "b_relu", "pool")]
+    assert levels == [3.0, 2.0, 5.0]
 
 
 def test_a_level_given_for_the_classifiers_input_counts_even_if_it_is_the_general_one():
-    policy = BitPolicy(
-        initial_classifier_clipping_level=10.0, overrides={"pool": {"initial_clipping_level": 8.0}}
-    )
-    assert _place(_network("plain"), policy).configs["pool"].output.initial_clipping_level == 8.0
+    fields = {"initial_classifier_clipping_level": 10.0}
+    overrides = {"pool": {"initial_clipping_level": 8.0}}
+    assert _level("plain", "pool", **fields, overrides=overrides) == 8.0
     # Seen from its reader, a layer in between makes no difference.
-    flattened = _place(
-        _network("average_pool_same"), BitPolicy(initial_classifier_clipping_level=10.0)
-    )
-    flattened = flattened.configs["pool"]
-    assert flattened.output.initial_clipping_level == 10.0
+    assert _level("average_pool_same", "pool", **fields) == 10.0
 
 
 @pytest.mark.parametrize(
@@ -378,26 +221,13 @@ def test_a_rectifiers_maximum_is_known(name, layer, ceiling):
 
 
 def test_the_policy_reaches_every_quantizer():
-    policy = BitPolicy(
-        weight_bits=3,
-        weight_grid="rounded",
-        weight_range="channel",
-        detach_max=True,
-        rescale="stddev",
-        clipping_gradient="pact",
-        input_max=1.0,
-    )
+    of_weights = {"detach_max": True, "rescale": "stddev"}
+    fields = {"weight_grid": "rounded", "weight_range": "channel", "clipping_gradient": "pact"}
+    policy = BitPolicy(weight_bits=3, input_max=1.0, **fields, **of_weights)
     placement = _place(_network("depthwise"), policy)
-    weights = placement.configs["c"].weights
-    assert weights == DorefaQuantizer(
-        num_bits=3,
-        grid="rounded",
-        range_axes=(2, 3),
-        detach_max=True,
-        rescale="stddev",
-        fan_out=9,
-        gain_axes=(2, 3),
-    )
+    axes = {"range_axes": (2, 3), "gain_axes": (2, 3)}
+    expected = DorefaQuantizer(num_bits=3, grid="rounded", fan_out=9, **axes, **of_weights)
+    assert placement.configs["c"].weights == expected
     assert placement.configs["a"].weights.range_axes == (3,)
     assert placement.configs["classifier"].weights.range_axes == (1,)
     assert placement.configs["a_relu"].output.gradient == "pact"

@@ -91,46 +91,34 @@ _BITS = st.one_of(st.none(), st.integers(1, 8))
 
 
 @given(
-    weight_bits=_BITS,
-    activation_bits=_BITS,
-    stream_bits=st.one_of(st.none(), st.integers(2, 8)),
-    rescale=st.sampled_from(RESCALINGS),
-    level=st.floats(1e-3, 100),
-    override_bits=_BITS,
-)
-def test_a_policy_survives_a_trip_through_json(
-    weight_bits, activation_bits, stream_bits, rescale, level, override_bits
-):
-    policy = BitPolicy(
-        weight_bits=weight_bits,
-        activation_bits=activation_bits,
-        stream_bits=stream_bits,
-        rescale=rescale,
-        initial_clipping_level=level,
-        overrides={"block_*": {"weight_bits": override_bits}},
+    st.fixed_dictionaries(
+        {
+            **dict.fromkeys(["weight_bits", "activation_bits"], _BITS),
+            "stream_bits": st.one_of(st.none(), st.integers(2, 8)),
+            "rescale": st.sampled_from(RESCALINGS),
+            "initial_clipping_level": st.floats(1e-3, 100),
+            "overrides": _BITS.map(lambda bits: {"block_*": {"weight_bits": bits}}),
+        }
     )
+)
+def test_a_policy_survives_a_trip_through_json(fields):
+    policy = BitPolicy(**fields)
     assert BitPolicy(**json.loads(json.dumps(policy.to_dict()))) == policy
 
 
 def test_overrides_name_layers_by_pattern_and_later_ones_win():
-    policy = BitPolicy(
-        weight_bits=4,
-        overrides={
-            "block_*": {"weight_bits": 3, "rescale": "none"},
-            "block_1_*": {"weight_bits": 8},
-        },
-    )
-    assert policy.at("stem").weight_bits == 4
-    assert (policy.at("block_2_conv").weight_bits, policy.at("block_2_conv").rescale) == (3, "none")
-    assert (policy.at("block_1_conv").weight_bits, policy.at("block_1_conv").rescale) == (8, "none")
-    assert policy.at("Block_1_conv").weight_bits == 4  # case matters
-    assert policy.at("block_1_conv").overrides == {}
+    overrides = {"block_*": {"weight_bits": 3, "rescale": "none"}, "block_1_*": {"weight_bits": 8}}
+    policy = BitPolicy(weight_bits=4, overrides=overrides)
 
+    def at(name, annotation=None):
+        layer = policy.at(name, annotation)
+        assert layer.overrides == ({} if "block" in name else overrides)
+        return layer.weight_bits, layer.rescale
 
-def test_an_annotation_is_stronger_than_an_override():
-    policy = BitPolicy(overrides={"*": {"weight_bits": 3, "rescale": "none"}})
-    at = policy.at("conv", {"weight_bits": 2})
-    assert (at.weight_bits, at.rescale) == (2, "none")
+    assert at("stem") == at("Block_1_conv") == (4, "stddev")  # case matters
+    assert at("block_2_conv") == (3, "none")
+    assert at("block_1_conv") == (8, "none")
+    assert at("block_1_conv", {"weight_bits": 2}) == (2, "none")  # an annotation is stronger
 
 
 def test_what_is_asked_of_one_layer_holds_for_the_first_and_the_last_as_well():
@@ -168,26 +156,9 @@ def test_overrides_cannot_be_changed_and_a_policy_has_a_hash():
     assert len({policy, again, BitPolicy()}) == 2
 
 
-NARROW = {"weight_grid": "narrow", "weight_bits": 2}
-
-
-@pytest.mark.parametrize(
-    ("make", "caution"),
-    [
-        (lambda: BitPolicy(**NARROW), "ternary.*training diverged"),
-        (lambda: BitPolicy(weight_grid="narrow", first_last_weight_bits=2), "training diverged"),
-        (lambda: BitPolicy(overrides={"a": NARROW}), "ternary.*training diverged"),
-        (
-            lambda: BitPolicy(weight_bits=2, overrides={"a": {"weight_grid": "narrow"}}),
-            "ternary.*training diverged",
-        ),
-        (lambda: LayerConfig(**NARROW), "training diverged"),
-        (lambda: BitPolicy(weight_grid="modified"), "rounds down.*trains badly"),
-    ],
-)
-def test_grids_that_train_badly_are_warned_of_wherever_they_are_asked_for(make, caution):
-    with pytest.warns(UserWarning, match=caution) as seen:
-        make()
+def test_a_warning_of_a_policy_names_the_line_of_its_user():
+    with pytest.warns(UserWarning, match="rounds down.*trains badly") as seen:
+        BitPolicy(weight_grid="modified")
     assert [warning.filename for warning in seen] == [__file__]
 
 
@@ -198,12 +169,8 @@ def test_eight_bits_are_beyond_int8_on_every_grid_but_the_narrow_one():
         for bits in range(row.fewest_bits, 9)
         if not row.fits_int8(bits)
     }
-    assert beyond == {
-        ("dorefa", 8, 255),
-        ("rounded", 8, 128),
-        ("modified", 8, 128),
-        ("nested", 8, 255),
-    }
+    largest = {"dorefa": 255, "rounded": 128, "modified": 128, "nested": 255}
+    assert beyond == {(name, 8, code) for name, code in largest.items()}
     for name in policy_fields.GRID_NAMES:
         fits = name == "narrow" or name in AUTOMATIC
         assert policy_fields.fitting_grid(name, 8) == (name if fits else "auto")
@@ -249,15 +216,12 @@ def test_no_weights_are_refused_by_the_export_alone(name):
         assert quantizer.export_problem() is None, (policy, end)
 
 
-def test_the_paper_s_own_grid_in_all_layers_can_be_trained_and_is_said_not_to_export():
-    with pytest.warns(UserWarning, match="'dorefa': .* not exported; to export it, use 'auto'"):
-        policy = BitPolicy.paper(4, weight_grid="dorefa")
-    at = policy.at("stem", end=True)
-    assert (at.weight_bits, at.weight_grid) == (8, "dorefa")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fits = BitPolicy.paper(4, weight_grid="dorefa", first_last_weight_grid="auto")
-    assert fits.at("stem", end=True).weight_grid == "auto"
+@pytest.mark.filterwarnings("ignore:weight_grid='dorefa'")
+def test_the_paper_may_have_its_own_grid_in_all_layers():
+    policy = BitPolicy.paper(4, weight_grid="dorefa")
+    fits = BitPolicy.paper(4, weight_grid="dorefa", first_last_weight_grid="auto")
+    ends = [each.at("stem", end=True) for each in (policy, fits)]
+    assert [(at.weight_bits, at.weight_grid) for at in ends] == [(8, "dorefa"), (8, "auto")]
 
 
 def _made(preset, bits, fields):
@@ -360,40 +324,19 @@ def test_the_paper_has_its_own_weights_at_all_bits():
 
 L = keras.layers
 
-ANNOTATION = {
-    "weight_bits": 3,
-    "activation_bits": None,
-    "stream_bits": 6,
-    "requantize_streams": True,
-    "weight_grid": "rounded",
-    "weight_range": "channel",
-    "detach_max": True,
-    "rescale": "none",
-    "clipping_gradient": "pact",
-    "initial_clipping_level": 2.5,
-    "weight_quantizer": "dorefa",
-    "weight_options": {},
-    "activation_quantizer": "pact",
-    "activation_options": {},
-}
 
-
-def test_a_layer_config_takes_every_field_of_one_layer():
-    assert set(ANNOTATION) == set(PER_LAYER_FIELDS)
-    config = LayerConfig(**ANNOTATION)
-    assert config.get_config() == ANNOTATION
+def test_a_layer_config_takes_every_field_of_one_layer_and_can_be_made_of_a_policy():
+    own = {"weight_bits": 3, "activation_bits": None, "stream_bits": 6, "rescale": "none"}
+    own |= {"requantize_streams": True, "weight_grid": "rounded", "clipping_gradient": "pact"}
+    own |= {"weight_range": "layer", "detach_max": False, "initial_clipping_level": 2.5}
+    config = LayerConfig.from_policy(BitPolicy(**own))
+    assert set(config.fields) == set(PER_LAYER_FIELDS)
+    assert config.fields.items() >= own.items()
     again = LayerConfig.from_config(json.loads(json.dumps(config.get_config())))
     assert again == config
     assert hash(again) == hash(config)
-    assert config != LayerConfig(weight_bits=3)
-    assert LayerConfig() != ANNOTATION
-
-
-def test_a_layer_config_can_be_made_of_a_policy():
-    config = LayerConfig.from_policy(BitPolicy(weight_bits=2, stream_bits=None))
-    assert config.fields["weight_bits"] == 2
-    assert config.fields["stream_bits"] is None
-    assert set(config.fields) == set(PER_LAYER_FIELDS)
+    assert config != LayerConfig(**own)
+    assert LayerConfig() != config.fields
 
 
 PLACED = PlacedConfig(

@@ -31,12 +31,9 @@ def _trained(keras, divisor, entrance=(), end="softmax"):
     """A network without normalization that was trained on pixels divided by something."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    image = keras.Input((8, 8, 3), name="image")
-    x = image
-    for layer in entrance:
+    x = image = keras.Input((8, 8, 3), name="image")
+    for layer in (*entrance, layers.Conv2D(16, 3, activation="relu"), layers.Flatten()):
         x = layer(x)
-    x = layers.Conv2D(16, 3, activation="relu")(x)
-    x = layers.Flatten()(x)
     if end == "apart":
         x = layers.Softmax()(layers.Dense(10)(x))
     else:
@@ -56,16 +53,6 @@ def on_unit(keras):
     return _trained(keras, 255.0)
 
 
-@pytest.fixture(scope="module")
-def on_pixels(keras):
-    return _trained(keras, 1.0)
-
-
-@pytest.fixture(scope="module")
-def rescaling(keras):
-    return _trained(keras, 1.0, [keras.layers.Rescaling(1 / 255, name="scaled")])
-
-
 def _said(model, divisor=1.0, **fields):
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy(**fields))
     with warnings.catch_warnings(record=True) as found:
@@ -83,34 +70,29 @@ def test_a_classifier_of_values_to_1_that_is_fed_pixels_is_warned_of(on_unit, fi
 
 
 @pytest.mark.thorough
-def test_models_that_are_fed_what_they_were_trained_on_are_not_warned_of(
-    on_unit, on_pixels, rescaling
-):
+def test_models_that_are_fed_what_they_were_trained_on_are_not_warned_of(keras, on_unit):
     assert _said(on_unit, 255.0, input_range=_UNIT) == []
-    assert _said(on_pixels) == []
+    assert _said(_trained(keras, 1.0)) == []
+
+
+@pytest.mark.thorough
+def test_a_model_that_converts_pixels_is_to_be_fed_pixels_and_not_converted_ones(keras):
+    rescaling = _trained(keras, 1.0, [keras.layers.Rescaling(1 / 255, name="scaled")])
     assert _said(rescaling) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("end", ["apart", "sigmoid"])
-def test_probabilities_are_read_wherever_they_are_made(keras, end):
-    (said,) = _said(_trained(keras, 255.0, end=end))
-    assert "fed input_range=(0, 1) it is not" in said
-
-
-@pytest.mark.thorough
-def test_logits_are_taken_for_such_where_the_policy_says_no_range(keras):
-    logits = _trained(keras, 255.0, end="")
-    (said,) = _said(logits)
-    assert "BitPolicy(input_range=(0, 255)) says so" in said
-    assert _said(logits, input_range=(0, 255)) == []
-
-
-@pytest.mark.thorough
-def test_a_model_that_converts_pixels_is_not_to_be_fed_converted_ones(rescaling):
     (said,) = _said(rescaling, 255.0, input_range=_UNIT)
     assert "own layer scaled makes values that lie 0.00392 apart of input_range=(0, 1)" in said
     assert "input_range=(0, 255) fits that layer" in said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["apart", "sigmoid", ""])
+def test_probabilities_and_logits_are_read_wherever_they_are_made(keras, end):
+    model = _trained(keras, 255.0, end=end)
+    (said,) = _said(model)
+    assert "fed input_range=(0, 1) it is not" in said
+    if not end:  # logits are taken for such where the policy says no range
+        assert "BitPolicy(input_range=(0, 255)) says so" in said
+        assert _said(model, input_range=(0, 255)) == []
 
 
 @pytest.mark.thorough
@@ -131,8 +113,6 @@ def test_the_lead_of_a_class_is_a_mean_over_the_rows_of_an_image():
 
 
 def test_a_model_that_is_certain_in_every_range_is_no_doubt():
-    import tf_keras
-
     image = tf_keras.Input((2, 2, 3), name="image")
     logits = tf_keras.layers.Dense(3)(tf_keras.layers.Flatten()(image))
     network = Network(tf_keras.Model(image, logits))

@@ -16,13 +16,12 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
-from sat_tf.qat.input_range_checks import _off, float_statistics
+from sat_tf.qat.input_range_checks import _off, range_statistics
 from sat_tf.qat.inputs import input_nodes
-from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spread, Spreads
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.pact import ClippingQuantizer, PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.training.data.digits import load_digits
 from tests.qat import float_models
 
@@ -65,9 +64,8 @@ def _trained(value, share=1.0, **options):
     return model
 
 
-def _scale(value):
-    found = value if isinstance(value, InputRange) else range_of(value)
-    return round(float(np.mean(found.scales)), 6)
+def _scale(input_range):
+    return round(float(np.mean(input_range.scales)), 6)
 
 
 def _checked_by(quantized):
@@ -77,23 +75,15 @@ def _checked_by(quantized):
 
 def _statistics(model, value, pictures=PICTURES):
     given = range_of(value)
-    return float_statistics(network_of_layers(model), [given.fed(pictures)], 0, given)
-
-
-ORDERS = [
-    "conv, norm, relu",
-    "conv, relu, norm",
-    "norm, conv, relu",
-    "depthwise, norm",
-    "flat, dense, norm",
-]
+    return range_statistics(network_of_layers(model), [given.fed(pictures)], 0, given)
 
 
 # The others take seconds.
-_THOROUGH = [pytest.param(order, marks=pytest.mark.thorough) for order in ORDERS[1:]]
+SLOWER = ("conv, relu, norm", "norm, conv, relu", "depthwise, norm", "flat, dense, norm")
+SLOWER = [pytest.param(order, marks=pytest.mark.thorough) for order in SLOWER]
 
 
-@pytest.mark.parametrize("order", [ORDERS[0], *_THOROUGH])
+@pytest.mark.parametrize("order", ["conv, norm, relu", *SLOWER])
 @pytest.mark.parametrize("trained", RANGES, ids=str)
 def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
     model = _trained(trained, order=order)
@@ -105,11 +95,11 @@ def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
             assert found.decides
             continue
         assert not found.decides
-        if _scale(given) == _scale(trained):
+        if _scale(range_of(given)) == _scale(range_of(trained)):
             # Nothing but brightness tells them apart, which pictures of other domains have too.
             assert found.fitting is None
         elif found.off[found.given] >= 0.6:
-            assert _scale(found.fitting) == _scale(trained), (given, str(found))
+            assert _scale(found.fitting) == _scale(range_of(trained)), (given, str(found))
             assert str(range_of(trained)) in found.likely or trained == "caffe"
         else:  # as after a short training
             assert found.doubt is not None, (given, str(found))
@@ -251,21 +241,6 @@ def test_pixels_for_a_model_of_small_values_are_an_error_that_says_how_to_scale(
     np.testing.assert_equal(before, quantized.get_weights())
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("value", [(0, 1), "torch", "caffe"], ids=str)
-def test_every_other_range_of_the_policy_is_an_error_too(of_tf, value):
-    quantized = sat_tf.quantize_model(of_tf, BitPolicy.mobile(8, input_range=value))
-    assert "which is (-1, 1) by the statistics" in _error(sat_tf.calibrate, quantized, PICTURES)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("value", RANGES, ids=str)
-def test_a_quantized_model_of_the_right_range_is_checked_by_its_statistics(value):
-    quantized = sat_tf.quantize_model(_trained(value), BitPolicy.mobile(8, input_range=value))
-    sat_tf.calibrate(quantized, PICTURES)
-    assert _checked_by(quantized) == "the statistics of BatchNormalization"
-
-
 def test_reconstruction_reads_the_statistics_of_the_float_model(of_tf):
     quantized = sat_tf.quantize_model(of_tf, 4)
     pixels = PICTURES.astype(np.float32)
@@ -340,14 +315,8 @@ def test_a_certificate_says_what_the_range_was_checked_by_and_is_amber_where_not
     assert [said in note.words for note in found.statements].count(True) == 1
     assert found.verdict.kind == "good"
 
-    without = keras.Sequential(
-        [
-            keras.Input((16, 16, 3), name="image"),
-            L.Conv2D(4, 3, name="conv"),
-            L.Flatten(),
-            L.Dense(3, name="head"),
-        ]
-    )
+    layers = [L.Conv2D(4, 3, name="conv"), L.Flatten(), L.Dense(3, name="head")]
+    without = keras.Sequential([keras.Input((16, 16, 3), name="image"), *layers])
     quantized = sat_tf.calibrate(sat_tf.quantize_model(without, 8), PICTURES)
     found = _certificate(quantized, tmp_path)
     assert found.verdict.kind == "watch"
@@ -418,39 +387,9 @@ def _mobile(bits, **fields):
 
 
 def _spreads(model):
-    network = Network(model)
-    pixels = PixelRanges(
-        network, {name: BitPolicy().range_of(name).grid for name in network.inputs}
-    )
-
-    def kernel(name):
-        layer = network[name].layer
-        return getattr(layer, layer_kinds.kernel_name(layer))
-
-    return Spreads(network, pixels, kernel)
-
-
-def _normalized(shape=(8, 8, 4), seed=0):
-    """An input behind a normalization, with γ and β, and values that are distributed so."""
-    draw = np.random.default_rng(seed)
-    tensor = keras.Input(shape, name="image")
-    norm = L.BatchNormalization(name="bn", epsilon=0.0)
-    hidden = norm(tensor)
-    gamma, beta = draw.uniform(0.5, 2.0, shape[-1]), draw.normal(size=shape[-1])
-    norm.set_weights([gamma, beta, np.zeros(shape[-1]), np.ones(shape[-1])])
-    values = draw.normal(size=(512, *shape)).astype(np.float32)
-    return tensor, hidden, values
-
-
-def _agrees(model, values, tolerance=0.05):
-    """Whether the spread of a model's output is that of its outputs for independent values."""
-    found = _spreads(model)[model.layers[-1].name]
-    seen = model.predict_on_batch(values).reshape(-1, model.output_shape[-1])
-    size = np.std(seen)
-    np.testing.assert_allclose(found.mean, seen.mean(axis=0), atol=tolerance * size)
-    np.testing.assert_allclose(
-        np.sqrt(found.variance), seen.std(axis=0), atol=tolerance * size, rtol=tolerance
-    )
+    network, grid = Network(model), BitPolicy().range_of("image").grid
+    pixels = PixelRanges(network, dict.fromkeys(network.inputs, grid))
+    return Spreads(network, pixels, lambda name: layer_kinds.kernel_of(network[name].layer))
 
 
 FUNCTIONS = {
@@ -471,11 +410,21 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_moments_are_those_of_values_that_do_not_know_of_each_other(name):
-    tensor, hidden, values = _normalized()
+    draw, tensor = np.random.default_rng(0), keras.Input((8, 8, 4), name="image")
+    norm = L.BatchNormalization(name="bn", epsilon=0.0)
+    hidden = norm(tensor)
+    norm.set_weights([draw.uniform(0.5, 2.0, 4), draw.normal(size=4), np.zeros(4), np.ones(4)])
+    values = draw.normal(size=(512, 8, 8, 4)).astype(np.float32)
     tf.random.set_seed(0)
     model = keras.Model(tensor, FUNCTIONS[name](hidden))
+    found = _spreads(model)[model.layers[-1].name]
+    seen = model.predict_on_batch(values).reshape(-1, model.output_shape[-1])
     # No two values are alike if a kernel has one pixel, and Dense one value of each pixel.
-    _agrees(model, values, tolerance=0.6 if name == "flattened" else 0.08)
+    tolerance = 0.6 if name == "flattened" else 0.08
+    room = {"atol": tolerance * np.std(seen)}
+    np.testing.assert_allclose(found.mean, seen.mean(axis=0), **room)
+    deviation = np.sqrt(found.variance)
+    np.testing.assert_allclose(deviation, seen.std(axis=0), rtol=tolerance, **room)
 
 
 def test_a_normalization_is_known_whatever_is_in_front_of_it():
@@ -514,11 +463,10 @@ def test_the_level_has_the_smallest_error_on_normal_values(bits, kind):
 
 
 def _levels(model):
-    return {
-        layer.name: float(layer.output_variables["clipping_level"])
-        for layer in model.layers
-        if "clipping_level" in getattr(layer, "output_variables", {})
-    }
+    """The clipping levels, by the names of layers."""
+    named = {layer.name: getattr(layer, "output_variables", {}) for layer in model.layers}
+    levels = {name: variables.get("clipping_level") for name, variables in named.items()}
+    return {name: float(level) for name, level in levels.items() if level is not None}
 
 
 def test_levels_are_near_those_of_calibration_where_statistics_are_those_of_the_images():
@@ -542,19 +490,9 @@ def test_a_rectifiers_ceiling_is_never_exceeded():
     assert all(level <= 6.0 for level in _levels(model).values())
 
 
-def test_the_policy_wins_and_the_paper_keeps_its_levels():
-    policy = BitPolicy(
-        initial_clipping_level=3.0, overrides={"a_relu": {"initial_clipping_level": 2.0}}
-    )
-    levels = _levels(sat_tf.quantize_model(float_models.build("plain"), policy))
-    assert (levels["quant_a_relu"], levels["quant_b_relu"]) == (2.0, 3.0)
+def test_the_paper_has_levels_of_its_own():
     paper = BitPolicy.paper(4)
     assert (paper.initial_clipping_level, paper.initial_classifier_clipping_level) == (8.0, 10.0)
-
-
-def test_levels_that_nothing_is_known_of_are_warned_of_by_name():
-    with pytest.warns(GuessedClippingLevelsWarning, match="levels of a, b_relu, pool start at a"):
-        sat_tf.quantize_model(float_models.build("without_normalization"), _mobile(4))
 
 
 def test_new_levels_of_another_policy_follow_the_effective_weights():
@@ -567,12 +505,8 @@ def test_new_levels_of_another_policy_follow_the_effective_weights():
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", float_models.EVERY)
 def test_every_level_is_positive_and_finite(name):
-    quantized = sat_tf.quantize_model(float_models.build(name), _mobile(4))
-    for layer in quantized.layers:
-        output = getattr(getattr(layer, "quantize_config", None), "output", None)
-        if isinstance(output, ClippingQuantizer):
-            level = float(layer.output_variables["clipping_level"])
-            assert 0.0 < level < np.inf
+    levels = _levels(sat_tf.quantize_model(float_models.build(name), _mobile(4)))
+    assert all(0.0 < level < np.inf for level in levels.values())
 
 
 def test_explain_says_where_each_level_comes_from():
@@ -587,26 +521,19 @@ def test_explain_says_where_each_level_comes_from():
 @pytest.mark.parametrize(
     ("one", "two"),
     [
-        (L.Conv1DTranspose(6, 3, 2, name="a"), L.Conv2DTranspose(6, (1, 3), (1, 2), name="a")),
-        (
-            L.DepthwiseConv1D(3, depth_multiplier=2, name="a"),
-            L.DepthwiseConv2D((1, 3), depth_multiplier=2, name="a"),
-        ),
+        (L.Conv1DTranspose(6, 3, 2), L.Conv2DTranspose(6, (1, 3), (1, 2))),
+        (L.DepthwiseConv1D(3, depth_multiplier=2), L.DepthwiseConv2D((1, 3), depth_multiplier=2)),
     ],
     ids=["transposed", "depthwise"],
 )
 def test_layers_of_sequences_are_those_of_images_with_one_row(one, two):
-    found = []
+    models, spreads = [], []
     for layer, shape in ((one, (8, 4)), (two, (1, 8, 4))):
         image = keras.Input(shape, name="image")
-        tensor = L.Conv2D(5, (1, 3), name="c") if len(shape) == 3 else L.Conv1D(5, 3, name="c")
-        tensor = L.BatchNormalization(name="bn")(tensor(image))
-        model = keras.Model(image, layer(L.ReLU(name="relu")(tensor)))
-        if found:
-            for layer_of_one, layer_of_two in zip(found[0][0].layers, model.layers, strict=True):
-                for weight, other in zip(layer_of_one.weights, layer_of_two.weights, strict=True):
-                    other.assign(np.reshape(weight.numpy(), other.shape))
-        found.append((model, _spreads(model)))
-    (first, spreads), (second, others) = found
-    name = first.layers[-1].name
-    np.testing.assert_array_equal(spreads[name].values, others[second.layers[-1].name].values)
+        tensor = L.Conv2D(5, (1, 3)) if len(shape) == 3 else L.Conv1D(5, 3)
+        tensor = L.ReLU()(L.BatchNormalization()(tensor(image)))
+        models.append(keras.Model(image, layer(tensor)))
+        weights = zip(models[0].weights, models[-1].weights, strict=True)
+        models[-1].set_weights([np.reshape(weight, other.shape) for weight, other in weights])
+        spreads.append(_spreads(models[-1])[layer.name].values)
+    np.testing.assert_array_equal(*spreads)

@@ -6,10 +6,8 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.shared_grids import CoarseValuesWarning
 from tests.qat import float_models
 
 
@@ -59,9 +57,8 @@ def test_the_same_policy_gives_the_same_model():
 
 
 def test_a_target_is_kept_unless_the_policy_names_another():
-    model = sat_tf.quantize_model(
-        float_models.build("mobile_block"), BitPolicy.mobile(4, target="micro")
-    )
+    micro = BitPolicy.mobile(4, target="micro")
+    model = sat_tf.quantize_model(float_models.build("mobile_block"), micro)
     kept = sat_tf.requantize(model, BitPolicy.mobile(3))
     assert policy_of(kept).target == "micro"
     changed = sat_tf.requantize(kept, BitPolicy.mobile(3, target="litert"))
@@ -78,20 +75,9 @@ def test_the_model_itself_is_left_alone(learnt):
     np.testing.assert_equal(before, learnt.get_weights())
 
 
-def test_latent_weights_stay_as_they_are_whatever_the_policy_says(learnt):
-    for start in ("as_is", "keep_function"):
-        other = sat_tf.requantize(learnt, BitPolicy.mobile(3, latent_start=start))
-        np.testing.assert_array_equal(
-            inner_layer(other.get_layer("quant_a")).kernel,
-            inner_layer(learnt.get_layer("quant_a")).kernel,
-        )
-
-
 def test_the_papers_two_stages_run_on_one_set_of_latent_weights():
-    stage_1 = sat_tf.quantize_model(
-        float_models.build("mobile_block"),
-        BitPolicy.paper(4, weight_bits=None, activation_bits=None),
-    )
+    clamped = BitPolicy.paper(4, weight_bits=None, activation_bits=None)
+    stage_1 = sat_tf.quantize_model(float_models.build("mobile_block"), clamped)
     stage_2 = sat_tf.requantize(stage_1, BitPolicy.paper(4))
     for name, bits in (("a", 8), ("expand", 4), ("classifier", 8)):
         one, other = (model.get_layer(f"quant_{name}") for model in (stage_1, stage_2))
@@ -179,19 +165,17 @@ def test_frozen_layers_stay_frozen():
 
 
 def test_annotations_by_hand_are_kept():
-    annotate = tfmot.quantization.keras.quantize_annotate_layer
+    annotate, layers = tfmot.quantization.keras.quantize_annotate_layer, keras.layers
     image = keras.Input((8, 8, 3), name="image")
-    tensor = keras.layers.Conv2D(4, 3, name="a")(image)  # float
-    tensor = annotate(
-        keras.layers.Conv2D(4, 3, name="b"), sat_tf.configs.LayerConfig(weight_bits=2)
-    )(tensor)
-    tensor = annotate(keras.layers.Flatten(name="flatten"))(tensor)
-    tensor = annotate(keras.layers.Dense(3, name="classifier"))(tensor)
-    model = tfmot.quantization.keras.quantize_apply(
-        keras.Model(image, tensor), scheme=sat_tf.SatQuantizeScheme()
-    )
+    tensor = layers.Conv2D(4, 3, name="a")(image)  # float
+    config = sat_tf.configs.LayerConfig(weight_bits=2)
+    tensor = annotate(layers.Conv2D(4, 3, name="b"), config)(tensor)
+    tensor = annotate(layers.Flatten(name="flatten"))(tensor)
+    float_model = keras.Model(image, annotate(layers.Dense(3, name="classifier"))(tensor))
+    scheme = sat_tf.SatQuantizeScheme()
+    model = tfmot.quantization.keras.quantize_apply(float_model, scheme=scheme)
     other = sat_tf.requantize(model, BitPolicy(weight_bits=6, first_last_weight_bits=None))
-    assert type(other.get_layer("a")) is keras.layers.Conv2D
+    assert type(other.get_layer("a")) is layers.Conv2D
     assert other.get_layer("quant_b").quantize_config.weights.num_bits == 2
     assert other.get_layer("quant_classifier").quantize_config.weights.num_bits == 6
     np.testing.assert_array_equal(other.get_layer("a").kernel, model.get_layer("a").kernel)
@@ -204,48 +188,3 @@ def test_overrides_may_move_a_quantizer():
     assert split.get_layer("quant_a_relu_to_4_bits").quantize_config.output.num_bits == 4
     images = float_models.images()
     assert np.isfinite(split(images)).all()
-
-
-L = keras.layers
-NUMBERS = np.random.default_rng(7).normal(size=(64, 8)).astype(np.float32)
-
-
-def _calibrated(model, values=NUMBERS, bits=8):
-    keras.utils.set_random_seed(7)
-    policy = sat_tf.BitPolicy.mobile(bits, input_type="int8")
-    return sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False)
-
-
-def _with_two_parts(larger):
-    keras.utils.set_random_seed(7)
-    read = keras.Input((8,), name="read")
-    big, small = L.Dense(8, name="big"), L.Dense(8, name="small")
-    joined = L.Concatenate(name="joined")([big(read), small(read)])
-    model = keras.Model(read, L.Dense(2, name="classifier")(joined))
-    big.kernel.assign(big.kernel * larger)
-    return model
-
-
-@pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
-class TestCoarseValues:
-    def test_a_part_of_a_concatenation_that_is_left_few_codes_is_named_with_their_number(self):
-        with pytest.warns(CoarseValuesWarning, match=r"parts of joined: 1 of 2 .*\(small: 1\)"):
-            _calibrated(_with_two_parts(1000.0))
-
-    @pytest.mark.parametrize("bits", [2, 4, 8])
-    def test_parts_of_like_size_are_not_warned_of(self, bits, recwarn):
-        _calibrated(_with_two_parts(1.0), bits=bits)
-        assert not [one for one in recwarn if one.category is CoarseValuesWarning]
-
-    def test_two_inputs_that_are_concatenated_are_parts_of_one_grid(self):
-        one, other = keras.Input((8,), name="one"), keras.Input((8,), name="other")
-        outputs = L.Dense(2)(L.Concatenate(name="joined")([one, other]))
-        with pytest.warns(CoarseValuesWarning, match=r"parts of joined: .*\(other: 1\)"):
-            _calibrated(keras.Model([one, other], outputs), [1000.0 * NUMBERS, NUMBERS])
-
-    def test_channels_of_an_output_that_are_left_few_codes_are_named(self):
-        model = keras.Sequential([keras.Input((8,)), L.Dense(3, name="head")])
-        kernel = model.get_layer("head").kernel
-        kernel.assign(kernel * np.float32([1000.0, 1.0, 500.0]))
-        with pytest.warns(CoarseValuesWarning, match=r"the output head: 1 of 3 .*\(1: 1\)"):
-            _calibrated(model)

@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from PIL import Image
 
 import sat_tf
 from sat_tf.graph.network import Network
-from sat_tf.qat import walk
+from sat_tf.qat import images, walk
 from sat_tf.qat.calibrate import call_node, estimate_statistics
+from sat_tf.qat.images import (
+    Batches,
+    FileArray,
+    elements_of,
+    fed_batches,
+    gather,
+    images_at_once,
+)
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import CoarseValuesWarning
 from sat_tf.qat.walk import as_graph
@@ -73,27 +82,28 @@ def test_parts_have_as_many_images_as_memory_takes(parted):
     assert sizes == {"wide": [16, 16, 13], "mean": [45], "last": [45]}
 
 
-def test_layers_that_may_mix_images_get_the_whole_batch(parted):
-    parted(1)
-    image = keras.Input((8, 8, 3))
-    mixed = L.Lambda(lambda x: x - tf.reduce_mean(x, axis=0), name="mixed")(image)
-    model = keras.Model(image, L.Conv2D(2, 1, name="conv")(mixed))
-    images = float_models.images(9)
-    made, sizes = _walked(Network(model), (images,))
-    assert sizes == {"mixed": [9], "conv": [1] * 9}
-    np.testing.assert_allclose(made["conv"], model(images), rtol=1e-4, atol=1e-3)
+def _mixed(tensor):
+    return L.Lambda(lambda x: x - tf.reduce_mean(x, axis=0), name="mixed")(tensor)
 
 
-def test_tensors_with_other_rows_than_images_are_not_cut(parted):
-    parted(1)
-    image = keras.Input((8, 8, 3))
-    pixels = L.Lambda(lambda x: tf.reshape(x, (-1, 3)), name="pixels")(image)
+def _of_pixels(tensor):
+    pixels = L.Lambda(lambda x: tf.reshape(x, (-1, 3)), name="pixels")(tensor)
     dense = L.Dense(2, name="dense")(pixels)
-    back = L.Lambda(lambda x: tf.reshape(x, (-1, 8, 8, 2)), name="back")(dense)
-    model = keras.Model(image, L.Conv2D(2, 1, name="conv")(back))
+    return L.Lambda(lambda x: tf.reshape(x, (-1, 8, 8, 2)), name="back")(dense)
+
+
+@pytest.mark.parametrize(
+    ("layers", "parts"),
+    [(_mixed, {"mixed": [9]}), (_of_pixels, {"pixels": [576], "dense": [576], "back": [9]})],
+    ids=["layers that may mix images", "tensors with other rows than images"],
+)
+def test_what_may_mix_images_is_not_cut(parted, layers, parts):
+    parted(1)
+    image = keras.Input((8, 8, 3))
+    model = keras.Model(image, L.Conv2D(2, 1, name="conv")(layers(image)))
     images = float_models.images(9)
     made, sizes = _walked(Network(model), (images,))
-    assert sizes == {"pixels": [576], "dense": [576], "back": [9], "conv": [1] * 9}
+    assert sizes == {**parts, "conv": [1] * 9}
     np.testing.assert_allclose(made["conv"], model(images), rtol=1e-4, atol=1e-3)
 
 
@@ -115,31 +125,28 @@ def test_a_tensor_is_forgotten_when_it_has_been_read(parted, at_once, most):
     assert len(made) == 4 * (6 if at_once == 1 else 1)
 
 
-def test_layers_are_called_in_their_order_and_parts_go_through_several_of_them(parted):
-    parted(1)
-    model = keras.Sequential([keras.Input((8, 8, 3)), *(L.Conv2D(4, 1) for _ in range(3))])
-    calls = []
+def _called(layers, images):
+    """The names of layers in the order in which parts of one image are computed."""
+    model, calls = keras.Sequential([keras.Input(images.shape[1:]), *layers]), []
 
     def call(node, inputs):
         calls.append(node.name)
         return call_node(node, inputs, False)
 
-    walk.walk(Network(model), (float_models.images(2),), walk.each_part(call))
-    names = [layer.name for layer in model.layers]
-    assert calls == names * 2
+    walk.walk(Network(model), (images,), walk.each_part(call))
+    return calls
+
+
+def test_layers_are_called_in_their_order_and_parts_go_through_several_of_them(parted):
+    parted(1)
+    layers = [L.Conv2D(4, 1) for _ in range(3)]
+    assert _called(layers, float_models.images(2)) == [layer.name for layer in layers] * 2
 
 
 def test_a_network_may_have_more_layers_than_calls_can_be_nested(parted):
     parted(1)
-    model = keras.Sequential([keras.Input((8, 8, 1)), *(L.ReLU() for _ in range(400))])
-    made = []
-
-    def call(node, inputs):
-        made.append(call_node(node, inputs, False))
-        return made[-1]
-
-    walk.walk(Network(model), (np.ones((2, 8, 8, 1), np.float32),), walk.each_part(call))
-    assert len(made) == 2 * 400
+    layers = [L.ReLU() for _ in range(400)]
+    assert len(_called(layers, np.ones((2, 8, 8, 1), np.float32))) == 2 * 400
 
 
 def _statistics(model, images):
@@ -147,42 +154,29 @@ def _statistics(model, images):
     return [v.numpy() for v in model.variables if "moving_" in v.name]
 
 
-def test_statistics_in_parts_are_those_of_whole_batches(parted):
-    images = np.concatenate([float_models.images(64), 0.5 * float_models.images(40, seed=1)])
-    whole = _statistics(float_models.build("mobile_block"), images)
-    parted(4000)
-    cut = _statistics(float_models.build("mobile_block"), images)
-    for one, other in zip(whole, cut, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+def _norms_behind_one(tensor):
+    """The second normalization shows what the first one makes of the batch."""
+    norm = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
+    return L.BatchNormalization()(L.ReLU()(norm(tensor)))
 
 
-@pytest.mark.parametrize("channels", [3, 16, 40, 43])
-def test_a_normalization_in_parts_is_that_of_the_whole_batch_bit_for_bit(parted, channels):
+def _one_twice(tensor):
+    """The second call has other statistics, and the last layer shows what both make of theirs."""
+    twice = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
+    return L.BatchNormalization()(L.Add()([twice(L.ReLU()(twice(tensor))), tensor]))
+
+
+@pytest.mark.parametrize(
+    ("norms", "channels"), [*((_norms_behind_one, n) for n in (3, 16, 40, 43)), (_one_twice, 16)]
+)
+def test_a_normalization_in_parts_is_that_of_the_whole_batch_bit_for_bit(parted, norms, channels):
     draw = np.random.default_rng(0)
     images = draw.normal(2.0, 3.0, (150, 8, 8, channels)).astype(np.float32)
     found = []
     for at_once in (2**24, 5000):
         parted(at_once)
-        # The second one shows what the first one makes of the batch.
-        model = keras.Sequential([keras.Input((8, 8, channels))])
-        model.add(L.BatchNormalization(gamma_initializer="ones", epsilon=0.3))
-        model.add(L.ReLU())
-        model.add(L.BatchNormalization())
-        found.append(_statistics(model, images))
-    np.testing.assert_equal(*found)
-
-
-def test_a_normalization_that_is_called_twice_is_in_parts_that_of_whole_batches(parted):
-    images = np.random.default_rng(0).normal(2.0, 3.0, (150, 8, 8, 16)).astype(np.float32)
-    found = []
-    for at_once in (2**24, 5000):
-        parted(at_once)
-        image = keras.Input((8, 8, 16))
-        twice = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
-        # The second call has other statistics, and the last layer shows what both make of theirs.
-        behind = twice(L.ReLU()(twice(image)))
-        model = keras.Model(image, L.BatchNormalization()(L.Add()([behind, image])))
-        found.append(_statistics(model, images))
+        image = keras.Input((8, 8, channels))
+        found.append(_statistics(keras.Model(image, norms(image)), images))
     np.testing.assert_equal(*found)
 
 
@@ -271,3 +265,163 @@ def test_probes_of_many_models_are_no_reason_to_warn(caplog):
     for factor in range(8):
         Probe(float(factor)).measure(tf.constant(1.0))
     assert "retracing" not in caplog.text
+
+
+# Seventy images of the size of the test models, with which rows can be told apart.
+ROWS = np.arange(70 * 8 * 8 * 3, dtype=np.float32).reshape(70, 8, 8, 3)
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """Anything but the smallest arrays goes to files."""
+    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 1000)
+
+
+def _network():
+    return Network(float_models.build("dropout"))
+
+
+def test_arrays_above_the_bound_are_in_a_file(monkeypatch):
+    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 40)
+    small, large = FileArray((10,), np.float32), FileArray((11,), np.float32)
+    for rows in (small, large):
+        rows[:] = np.arange(len(rows))
+        np.testing.assert_array_equal(rows[:], np.arange(len(rows), dtype=np.float32))
+    # Python has no public name for it.
+    assert [rows._file._rolled for rows in (small, large)] == [False, True]
+    assert (large.ndim, large.size, large.shape, len(large)) == (1, 11, (11,), 11)
+
+
+def test_rows_of_a_file_are_those_of_the_array():
+    file = FileArray((0, 8, 8, 3), np.float32)
+    file.append(ROWS[:20])
+    file.append(ROWS[20:])
+    for rows in (slice(0, 64), slice(64, 200), slice(5, 5), slice(None), np.array([3, 69, 3, 0])):
+        np.testing.assert_array_equal(file[rows], ROWS[rows])
+    assert file[np.array([], int)].shape == (0, 8, 8, 3)
+    file[8:10] = -ROWS[:2]
+    np.testing.assert_array_equal(file[7:11], [ROWS[7], -ROWS[0], -ROWS[1], ROWS[10]])
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_gathered_batches_are_the_same_in_a_file():
+    batches = [ROWS[:30], ROWS[30:31], ROWS[31:]]
+    (found,) = gather(iter(batches), 512, _network())
+    assert isinstance(found, FileArray)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[:], ROWS)
+    (few,) = gather(iter(batches), 40, _network())
+    np.testing.assert_array_equal(few[:], ROWS[:40])
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_batches_of_several_types_have_the_type_of_all():
+    pixels = np.full((40, 8, 8, 3), 7, np.uint8)
+    (found,) = gather([pixels, ROWS, pixels], 512, _network())
+    np.testing.assert_array_equal(found[:], np.concatenate([pixels, ROWS, pixels]))
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_an_array_of_images_is_not_copied():
+    (found,) = gather(ROWS, 64, _network())
+    assert np.shares_memory(found, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(20, [20]), (64, [64]), (70, [70]), (96, [64, 32]), (129, [64, 65]), (168, [64, 64, 40])],
+)
+def test_a_last_batch_of_less_than_half_is_part_of_the_one_before(count, sizes):
+    numbers = np.arange(count)
+    batches = Batches((numbers,))
+    assert (len(batches), batches.num_images) == (len(sizes), count)
+    assert [len(batch[0]) for batch in batches] == sizes
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), numbers)
+
+
+def test_batches_are_smaller_where_tensors_are_large():
+    found = []
+    for rows in (64, 65):
+        image = keras.Input((rows, rows, 1))
+        wide = keras.layers.Conv2D(128, 1, use_bias=False)(image)
+        network = Network(keras.Model(image, keras.layers.GlobalAveragePooling2D()(wide)))
+        found.append(images_at_once(network))
+    assert found == [64, 32]
+    sizes = [len(batch) for (batch,) in Batches((np.arange(79),), size=32)]
+    assert sizes == [32, 47]
+
+
+def test_batches_of_chosen_images_are_in_their_order():
+    chosen = np.arange(70)[::-1]
+    done = []
+    (batch,) = Batches((ROWS, ROWS[:, 0]), chosen, advance=done.append)
+    np.testing.assert_array_equal(batch[0], ROWS[chosen])
+    np.testing.assert_array_equal(batch[1], ROWS[chosen, 0])
+    assert done == [70]
+
+
+def test_pixels_are_fed_batch_by_batch():
+    pixels = np.arange(70, dtype=np.uint8)
+    parts = list(fed_batches(pixels, lambda some: some / 2.0))
+    assert [len(part) for part in parts] == [64, 6]
+    np.testing.assert_array_equal(np.concatenate(parts), pixels / 2.0)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Eighty pictures of the model's size, in two folders of classes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 8, 8, 3), np.uint8)
+    for index, image in enumerate(pixels):
+        folder = tmp_path / "photos" / ("cat", "dog")[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{index:02}.png")
+    return tmp_path / "photos"
+
+
+def _in_order(folder):
+    paths = sorted(folder.rglob("*.png"), key=lambda path: (path.parent.name, path.name))
+    return np.stack([np.asarray(Image.open(path)) for path in paths])
+
+
+def _quantized(**fields):
+    model = float_models.build("mobile_block")
+    return sat_tf.quantize_model(model, BitPolicy.mobile(4, **fields))
+
+
+def _same(one, other):
+    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    return all(np.array_equal(mine, yours) for mine, yours in pairs)
+
+
+def test_a_folder_calibrates_as_its_pictures_do(pictures):
+    of_folder = sat_tf.calibrate(_quantized(), str(pictures))
+    of_array = sat_tf.calibrate(_quantized(), _in_order(pictures).astype(np.float32))
+    assert _same(of_folder, of_array)
+
+
+@pytest.mark.thorough
+def test_pictures_of_a_folder_take_the_range_of_the_input(pictures):
+    of_folder = sat_tf.calibrate(_quantized(input_range=(-1.0, 1.0)), pictures)
+    fed = (_in_order(pictures) / 127.5 - 1.0).astype(np.float32)
+    of_array = sat_tf.calibrate(_quantized(input_range=(-1.0, 1.0)), fed)
+    for mine, yours in zip(of_folder.get_weights(), of_array.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, yours, rtol=1e-4, atol=1e-5)  # x / 127.5 - 1 rounds
+
+
+@pytest.mark.thorough
+def test_pictures_to_train_on_are_taken_where_there_are_others(pictures, tmp_path):
+    expected = _in_order(pictures).astype(np.float32)
+    data = tmp_path / "data"
+    data.mkdir()
+    pictures.rename(data / "train")
+    for name in ("cat", "dog"):  # other classes than those of train would be refused
+        (data / "val" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), "white").save(data / "val" / name / "white.png")
+    assert _same(sat_tf.calibrate(_quantized(), data), sat_tf.calibrate(_quantized(), expected))
+
+
+def test_a_data_set_that_fails_while_it_is_read_says_why():
+    values = tf.data.Dataset.from_tensor_slices([1.0, np.nan])
+    dataset = values.map(lambda one: tf.debugging.check_numerics(one, "odd one"))
+    with pytest.raises(ValueError, match=r"(?s)fails while it is read \(.*odd one.*mend it"):
+        list(elements_of(dataset))

@@ -9,16 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sat_tf.exact.certificate.outputs import (
-    Output,
-    OutputCount,
-    as_in_file,
-    compared,
-    largest_difference,
-    only,
-    separated,
-    smallest_agreement,
-)
+from sat_tf.exact.certificate import outputs as per_output
+from sat_tf.exact.certificate.outputs import Output, OutputCount
 from sat_tf.exact.certificate.record import RuntimeCount, TensorCodes, TensorCount, TrainedCount
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.kernels.kernel_sets import KernelSet
@@ -40,15 +32,15 @@ class Reference:
 
     def compared(self, values: np.ndarray) -> list[OutputCount]:
         """Compares each output of a model with the reference's."""
-        pieces = separated(values, self.outputs), separated(self.values, self.outputs)
-        return [compared(*arguments) for arguments in zip(self.outputs, *pieces, strict=True)]
+        pieces = (per_output.separated(each, self.outputs) for each in (values, self.values))
+        return list(map(per_output.compared, self.outputs, *pieces))
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
         """Returns the share of places that are classified right, by output that has labels."""
-        pieces = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
+        pieces = per_output.separated(values, self.outputs)
         return {
             output.name: output.accuracy(piece, labels)
-            for output, piece, labels in pieces
+            for output, piece, labels in zip(self.outputs, pieces, self.labels, strict=True)
             if labels is not None
         }
 
@@ -56,9 +48,9 @@ class Reference:
         """Returns the counts of a runtime."""
         compared = self.compared(outputs)
         return RuntimeCount(
-            agreement=smallest_agreement(compared),
-            largest_output_difference=largest_difference(self.values, outputs),
-            top1=only(self.accuracy(outputs)),
+            agreement=per_output.smallest_agreement(compared),
+            largest_output_difference=per_output.largest_difference(self.values, outputs),
+            top1=per_output.only(self.accuracy(outputs)),
             outputs=compared,
             kernels=kernels.name,
             **counts,
@@ -121,7 +113,7 @@ class RuntimeCounter:
                 self._tensors[name].add(expected, computed)
             else:
                 self._float_values += expected.size
-                difference = largest_difference(expected, computed)
+                difference = per_output.largest_difference(expected, computed)
                 self._largest_difference = max(self._largest_difference, difference)
 
     def result(self, reference: Reference) -> RuntimeCount:
@@ -266,7 +258,7 @@ class TrainedCounter:
     ) -> None:
         """Runs and counts a batch."""
         codes, output = self._trained.run(images)
-        self._outputs.append(as_in_file(output, self._graph))
+        self._outputs.append(per_output.as_in_file(output, self._graph))
         stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
             computed = codes.pop(name)  # popped, as it is large and not read again
@@ -388,7 +380,7 @@ class Comparison:
         if self.keras:
             self.keras.add(images, simulated, left_float)
         if self.float_model:
-            self._of_float.append(as_in_file(self.float_model.run(images), self.graph))
+            self._of_float.append(per_output.as_in_file(self.float_model.run(images), self.graph))
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Returns the outputs of each model for all images, by its name in a certificate."""

@@ -316,7 +316,7 @@ def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -
     outputs = []
     for key, name in zip(graph.keys[1] or graph.outputs, graph.outputs, strict=True):
         shape = tuple(graph.tensors[name].shape)
-        by_labels = "labels" if (len(labels or ()),) == shape else ""
+        by_labels = "labels" * ((len(labels or ()),) == shape)
         outputs.append(Output(key, shape, classes_by(name)).said_by(by_labels))
     return outputs
 

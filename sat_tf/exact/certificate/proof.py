@@ -168,14 +168,13 @@ def prove(
     float_outputs = []
     if float_model:
         beside_float = dataclasses.replace(reference, values=outputs["float"])
-        in_its_form = float_model.as_given(outputs["tflite"], in_file)
-        float_outputs = beside_float.compared(in_its_form)
+        float_outputs = beside_float.compared(float_model.as_given(outputs["tflite"], in_file))
     counts = models.counts(reference)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     machine, doubts = this_machine(content), known_runtimes.wrong_before(subject.parsed)
-    packages = installed_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])])
-    # The tools of TOSA are in an environment of their own.
-    of_tosa = {"tosa-converter-for-tflite": tosa_version()} if TOSA in counters else {}
+    packages = installed_versions([*COMPUTING, *[PACKAGE] * (MICRO in counters)])
+    if TOSA in counters:  # its tools are in an environment of their own
+        packages["tosa-converter-for-tflite"] = tosa_version()
     certificate = Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -190,7 +189,6 @@ def prove(
             "machine": platform.machine(),
             "sat-tf": __version__,
             **{name: version or "not installed as a package" for name, version in packages.items()},
-            **of_tosa,
         },
         num_images=number_of(images),
         images_sha256=images_hash(images),
@@ -335,14 +333,12 @@ def recheck(
         raise ProblemsError(f"{subject.path} and its certificate", problems)
     origin = recorded.images_from
     fresh = prove(subject, images, None, images_from=origin, runtimes=runtimes, progress=progress)
-    before, now = (
-        {tensor.name: tensor.sha256 for tensor in certificate.codes}
-        for certificate in (recorded, fresh)
-    )
+    before, now = ({one.name: one.sha256 for one in each.codes} for each in (recorded, fresh))
     lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
     lines += [f"{name}: it is not in the file" for name in before if name not in now]
-    differing = [name for name, digest in now.items() if before.get(name, digest) != digest]
-    lines += [f"{name}: its codes differ from the certificate" for name in differing]
+    for name, digest in now.items():
+        if before.get(name, digest) != digest:
+            lines.append(f"{name}: its codes differ from the certificate")
     if recorded.codes_differing != fresh.codes_differing:
         lines.append(
             f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "

@@ -174,13 +174,11 @@ def write_kit(
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the integer tensors that machines must agree on, and those after float arithmetic."""
-    behind_float = {
-        operation.output
-        for operation in graph.operations
-        if operation.float_layer is not None and operation.portability(graph).basis is Basis.FLOAT
-    }
+    behind_float = set[str]()
     for operation in graph.operations:
-        if behind_float.intersection(operation.inputs):
+        is_left = operation.float_layer is not None
+        is_float = is_left and operation.portability(graph).basis is Basis.FLOAT
+        if is_float or behind_float.intersection(operation.inputs):
             behind_float.add(operation.output)
     integers = graph.integer_tensors
     compared = tuple(name for name in integers if name not in behind_float)

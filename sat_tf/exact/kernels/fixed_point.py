@@ -39,6 +39,10 @@ class Multipliers(NamedTuple):
 
 
 Rule = Callable[[np.ndarray, Multipliers], np.ndarray]
+# The scales, and the zero points, of the input and of the output.
+Scales = tuple[np.float32, np.float32]
+Zeros = tuple[int, int]
+Terms = list[np.ndarray]  # The codes of both tensors of a sum.
 
 
 def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
@@ -117,11 +121,7 @@ def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
 
 
 def summed(
-    summands: list[np.ndarray],
-    scales: list[np.float32],
-    output_scale: np.float32,
-    *,
-    difference: bool = False,
+    terms: Terms, scales: list[np.float32], output: np.float32, *, difference: bool = False
 ) -> np.ndarray:
     """Returns the codes of a sum, or a difference, of two tensors.
 
@@ -130,9 +130,9 @@ def summed(
     """
     augend, addend = (
         rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
-        for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True)
+        for codes, multiplier in zip(terms, summand_multipliers(scales), strict=True)
     )
-    return sum_as_codes(augend - addend if difference else augend + addend, scales, output_scale)
+    return sum_as_codes(augend - addend if difference else augend + addend, scales, output)
 
 
 def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
@@ -141,12 +141,10 @@ def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
     return [fixed_point(float(scale) / widest) for scale in scales]
 
 
-def sum_as_codes(
-    total: np.ndarray, scales: list[np.float32], output_scale: np.float32
-) -> np.ndarray:
+def sum_as_codes(total: np.ndarray, scales: list[np.float32], output: np.float32) -> np.ndarray:
     """Returns sums with 20 more bits as codes."""
     widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
-    return rescaled(total, widest / float(bits * output_scale))
+    return rescaled(total, widest / float(bits * output))
 
 
 def rounded_away(values: np.ndarray) -> np.ndarray:
@@ -156,9 +154,7 @@ def rounded_away(values: np.ndarray) -> np.ndarray:
     return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
 
 
-def mean(
-    sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
-) -> np.ndarray:
+def mean(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -> np.ndarray:
     """Returns the stored integers of a mean: the multiplier is divided by the count in integers."""
     mantissa, exponent = fixed_point(float(scales[0]) / float(scales[1]))
     shift = min(count.bit_length() - 1, 32, _MANTISSA_BITS + int(exponent))
@@ -216,9 +212,7 @@ def requantized_in_blocks(
     return np.where(in_blocks(values.shape[-1], size), up, away)
 
 
-def mean_in_blocks(
-    sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
-) -> np.ndarray:
+def mean_in_blocks(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -> np.ndarray:
     """Returns stored integers of a mean that keeps its dimensions: one multiplier, in float32."""
     scale, output_scale = scales
     moved = np.float32(np.float32(zeros[0]) * scale) / output_scale

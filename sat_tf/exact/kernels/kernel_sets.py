@@ -14,6 +14,7 @@ import numpy as np
 
 from sat_tf.exact.kernels import bilinear, fixed_point, functions, xnnpack
 from sat_tf.exact.kernels.bilinear import Interpolation
+from sat_tf.exact.kernels.fixed_point import Scales, Zeros
 from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
 
 # Matrices of at least these sizes have a kernel of their own for products with a vector.
@@ -58,16 +59,14 @@ class KernelSet:
     summed: Callable[..., np.ndarray]
     # Codes of a product of two tensors, from the products of their codes, their scales, and that of
     # the output.
-    product: Callable[[np.ndarray, tuple[np.float32, np.float32], np.float32], np.ndarray]
+    product: Callable[[np.ndarray, Scales, np.float32], np.ndarray]
     # Stored integers of means, from sums with channels on the last axis, the count of stored
     # integers in each, the scales and the zero points of the input and of the output, and whether
     # the operator keeps the dimensions that it sums over.
-    mean: Callable[
-        [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
-    ]
+    mean: Callable[[np.ndarray, int, Scales, Zeros, bool], np.ndarray]
     # Stored integers of sums, from sums of stored integers and the count of these in each, the
     # scales and the zero points of the input and of the output.
-    total: Callable[[np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int]], np.ndarray]
+    total: Callable[[np.ndarray, int, Scales, Zeros], np.ndarray]
     # The stored integer of an end of an activation, from its value, the scale and the zero point,
     # as a number that may be beyond int8.
     end: Callable[[float, np.float32, int], float]
@@ -205,11 +204,7 @@ def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> 
 
 
 def _total_in_float32(
-    sums: np.ndarray,
-    count: int,
-    scales: tuple[np.float32, np.float32],
-    zeros: tuple[int, int],
-    add: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
+    sums: np.ndarray, count: int, scales: Scales, zeros: Zeros, add: Callable[..., np.ndarray]
 ) -> np.ndarray:
     """Returns stored integers of sums: a product and a sum in float32, halves away from zero."""
     ratio = np.float32(scales[0] / scales[1])

@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.exact.kernels.fixed_point import fixed_point, rounded_once
+from sat_tf.exact.kernels.fixed_point import Terms, fixed_point, rounded_once
 
 _MULTIPLIER_BITS = 20
 _RATIO_BITS = 8
 _ROUNDING = 2.0**-24  # the relative rounding of float32
 _LOWEST, _HIGHEST = -128, 127  # int8
+_Number = np.ndarray | np.float32
 
 
 def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.ndarray:
@@ -19,23 +20,19 @@ def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.nd
 
 
 def summed(
-    summands: list[np.ndarray],
-    scales: list[np.float32],
-    output_scale: np.float32,
-    *,
-    difference: bool = False,
+    terms: Terms, scales: list[np.float32], output: np.float32, *, difference: bool = False
 ) -> np.ndarray:
     """Returns codes of a sum, or a difference, of two tensors: 20-bit multipliers, round half up.
 
     On x86 the bias of the sum has half of the last bit, and the shift rounds down; on Arm the shift
     itself rounds half up: the same integer, and int32 holds all of them.
     """
-    ratios = [np.float32(scale / output_scale) for scale in scales]
+    ratios = [np.float32(scale / output) for scale in scales]
     shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
     multipliers = np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64)
     signs = (1, -1 if difference else 1)
     total = np.int64(1 << (shift - 1))
-    for codes, multiplier, sign in zip(summands, multipliers, signs, strict=True):
+    for codes, multiplier, sign in zip(terms, multipliers, signs, strict=True):
         total = total + codes.astype(np.int64) * (sign * multiplier)
     return np.asarray(total >> shift)
 
@@ -46,11 +43,9 @@ def rescaled(codes: np.ndarray, source: np.float32, output: np.float32) -> np.nd
     return np.asarray((codes.astype(np.int64) * ratio + (1 << (_RATIO_BITS - 1))) >> _RATIO_BITS)
 
 
-def product_multiplier(
-    first_scale: np.float32, second_scale: np.float32, output_scale: np.float32
-) -> np.float32:
-    """Returns the output codes of a product of two codes of 1."""
-    return np.float32(np.float32(first_scale * second_scale) / output_scale)
+def product_multiplier(first: np.float32, second: np.float32, output: np.float32) -> np.float32:
+    """Returns the output codes of a product of two codes of 1, whose scales are given."""
+    return np.float32(np.float32(first * second) / output)
 
 
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
@@ -58,16 +53,12 @@ def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.n
     return rounded_once(products, fixed_point(float(multiplier)))
 
 
-def multiply_add(
-    factor: np.ndarray, other: np.float32, summand: np.ndarray | np.float32
-) -> np.ndarray:
+def multiply_add(factor: np.ndarray, other: np.float32, summand: _Number) -> np.ndarray:
     """Returns factor · other + summand, with the product rounded to float32, and then the sum."""
     return np.asarray(factor.astype(np.float32) * np.float32(other) + np.float32(summand))
 
 
-def fused_multiply_add(
-    factor: np.ndarray, other: np.float32, summand: np.ndarray | np.float32
-) -> np.ndarray:
+def fused_multiply_add(factor: np.ndarray, other: np.float32, summand: _Number) -> np.ndarray:
     """Returns factor · other + summand rounded once, like one instruction (FMLA, VFMADD).
 
     The product of two float32 is exact in float64. Its sum with the third is rounded to odd there:

@@ -60,17 +60,16 @@ class Runtime:
                 # LiteRT warns that keeping tensors takes memory, which is the purpose here.
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
-            with explained("load"):
-                self._interpreter = Interpreter(
-                    model_content=content,
-                    num_threads=1,
-                    experimental_op_resolver_type=RUNTIMES[runtime],
-                    experimental_preserve_all_tensors=keep_tensors,
-                )
-                self._interpreter.allocate_tensors()
-        self._indices = {
-            detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
-        }
+            stack.enter_context(explained("load"))
+            self._interpreter = Interpreter(
+                model_content=content,
+                num_threads=1,
+                experimental_op_resolver_type=RUNTIMES[runtime],
+                experimental_preserve_all_tensors=keep_tensors,
+            )
+            self._interpreter.allocate_tensors()
+        details = self._interpreter.get_tensor_details()
+        self._indices = {detail["name"]: detail["index"] for detail in details}
         self._inputs = self._interpreter.get_input_details()
         self._outputs = self._interpreter.get_output_details()
 
@@ -416,8 +415,7 @@ def _called(tool: str, *words: str) -> str:
             [tosa_tool(tool) or tool, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
-            errors="replace",
+            errors="replace",  # as text
             timeout=_SECONDS,
             check=False,
         )
@@ -457,16 +455,13 @@ class TosaRuntime(OneImageRuntime):
                 buffer.offset = buffer.size = 0
             pathlib.Path(self._file("model.tflite")).write_bytes(file_of(model))
         with explained("load", self.title):
-            _called(_CONVERTER, "--bytecode", "-o", self._file("mlir"), self._file("model.tflite"))
-            _called(
-                _SERIALIZER,
-                self._file("mlir"),
-                "--tosa-convert-integer-type-to-signless",
-                f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}",
-                # The serializer also prints the program, and only its `return` line is read.
-                *("--mlir-elide-elementsattrs-if-larger=8", "-o", self._file("program.mlir")),
-            )
-            printed = pathlib.Path(self._file("program.mlir")).read_text(encoding="utf-8")
+            mlir, printed = self._file("mlir"), self._file("program.mlir")
+            _called(_CONVERTER, "--bytecode", "-o", mlir, self._file("model.tflite"))
+            program = f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}"
+            # The serializer also prints the program, and only its `return` line is read.
+            prints = ("--mlir-elide-elementsattrs-if-larger=8", "-o", printed)
+            _called(_SERIALIZER, mlir, "--tosa-convert-integer-type-to-signless", program, *prints)
+            printed = pathlib.Path(printed).read_text(encoding="utf-8")
             self._places = dict(zip(handed_out, results_in(printed), strict=True))
 
     def _file(self, name: str) -> str:

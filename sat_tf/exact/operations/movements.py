@@ -36,16 +36,11 @@ _MASKS = ("beginMask", "endMask", "ellipsisMask", "newAxisMask", "shrinkAxisMask
 
 
 def _strided_slice(
-    values: np.ndarray,
-    begin: np.ndarray,
-    end: np.ndarray,
-    strides: np.ndarray,
-    offset: bool = False,
-    **masks: int,
+    values: np.ndarray, *bounds: np.ndarray, offset: bool = False, **masks: int
 ) -> np.ndarray:
     """Slices as TensorFlow does: masks say which bounds do not count, and which axes come or go."""
     index: list[Any] = []
-    for axis, (begin_bound, end_bound, step) in enumerate(zip(begin, end, strides, strict=True)):
+    for axis, (begin, end, step) in enumerate(zip(*bounds, strict=True)):
         is_set = {name for name, mask in masks.items() if mask >> axis & 1}
         if offset or ("shrinkAxisMask" in is_set and step < 0):
             raise ValueError("its ends count from its begins, or it takes one place backwards")
@@ -54,10 +49,10 @@ def _strided_slice(
         elif "newAxisMask" in is_set:
             index.append(None)
         elif "shrinkAxisMask" in is_set:
-            index.append(0 if "beginMask" in is_set else begin_bound)
+            index.append(0 if "beginMask" in is_set else begin)
         else:
-            start = None if "beginMask" in is_set else begin_bound
-            index.append(slice(start, None if "endMask" in is_set else end_bound, step))
+            start = None if "beginMask" in is_set else begin
+            index.append(slice(start, None if "endMask" in is_set else end, step))
     return np.asarray(values[tuple(index)])
 
 
@@ -98,9 +93,7 @@ def _expect_margins(values: np.ndarray, margins: np.ndarray) -> None:
         raise ValueError("its margins are not two for each axis, from 0 on")
 
 
-def _nearest(
-    values: np.ndarray, size: np.ndarray, alignCorners: bool, halfPixelCenters: bool
-) -> np.ndarray:
+def _nearest(values: np.ndarray, size: Any, alignCorners: bool, halfPixelCenters: bool) -> Any:
     """Resizes to the nearest pixel, in the ways of older TensorFlow too.
 
     Pixel i of n lies over pixel i · m / n of m, rounded down, in float32; `halfPixelCenters` adds
@@ -121,10 +114,9 @@ def _nearest(
 def _depth_to_space(values: np.ndarray, blockSize: int) -> np.ndarray:
     """Moves channels into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c)."""
     images, rows, columns, channels = values.shape
-    output_channels = channels // blockSize**2
-    blocks = values.reshape(images, rows, columns, blockSize, blockSize, output_channels)
+    blocks = values.reshape(images, rows, columns, blockSize, blockSize, channels // blockSize**2)
     transposed = blocks.transpose(0, 1, 3, 2, 4, 5)
-    return transposed.reshape(images, rows * blockSize, columns * blockSize, output_channels)
+    return transposed.reshape(images, rows * blockSize, columns * blockSize, blocks.shape[-1])
 
 
 def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
@@ -144,9 +136,7 @@ def _updated(values: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.nd
     return copy
 
 
-def _space_to_batch(
-    values: np.ndarray, sizes: np.ndarray, margins: np.ndarray, zero: int
-) -> np.ndarray:
+def _space_to_batch(values: np.ndarray, sizes: Any, margins: np.ndarray, zero: int) -> np.ndarray:
     """Moves each pixel of a block of pixels into a separate image."""
     axes = len(sizes)
     all_margins = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]

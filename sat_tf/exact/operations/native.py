@@ -12,17 +12,8 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.functions import FunctionRule
 from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
-from sat_tf.exact.operations.operation import (
-    Basis,
-    Call,
-    Made,
-    Operation,
-    Portability,
-    Row,
-    Rule,
-    Written,
-    stored_codes,
-)
+from sat_tf.exact.operations import operation as shared
+from sat_tf.exact.operations.operation import Call, Made, Operation, Portability, Row, Rule, Written
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, expect_grid, grid_of
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
@@ -56,7 +47,7 @@ def _by(rule_of: Callable[[KernelSet], FunctionRule]) -> Rule:
     def rule(call: Call) -> np.ndarray:
         output = call.output
         grids = functions.Grids(call.grid().scale, output.scale, output.zero_point, call.options)
-        return stored_codes(rule_of(call.kernels)(call.codes(), grids), output)
+        return shared.stored_codes(rule_of(call.kernels)(call.codes(), grids), output)
 
     return rule
 
@@ -90,7 +81,7 @@ def _rectifier(activation: Activation) -> Rule:
             ends = Codes(source.scale, source.zero_point).clipped(activation).on(call.kernels)
             return np.clip(call.arrays[0], ends.lowest, ends.highest)
         ratio = float(np.float32(source.scale / output.scale))
-        return stored_codes(fixed_point.rescaled(call.codes(), ratio), output)
+        return shared.stored_codes(fixed_point.rescaled(call.codes(), ratio), output)
 
     return rule
 
@@ -104,14 +95,14 @@ def _inverse_root(call: Call) -> np.ndarray:
     codes, ratio = call.codes(), fixed_point.fixed_point(scale)
     roots = fixed_point.inverse_roots(np.maximum(codes, 1))
     fine = fixed_point.scaled(np.ones_like(codes), roots, _ROOT_BITS)
-    stored = stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
+    stored = shared.stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
     return np.where(codes == 0, 127, stored)
 
 
 def _root(call: Call) -> np.ndarray:
     """Computes √x in float32, rounded towards zero."""
     real = call.grid().scale * np.maximum(call.codes(), 0).astype(np.float32)
-    return stored_codes(np.trunc(np.sqrt(real) / call.output.scale), call.output)
+    return shared.stored_codes(np.trunc(np.sqrt(real) / call.output.scale), call.output)
 
 
 def _negated(call: Call) -> np.ndarray:
@@ -201,8 +192,7 @@ class Lookup(Operation):
         return _CAST.name, _ADD.name, _GATHER.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (stored,) = inputs
-        return np.asarray(self.table.astype(np.int32)[stored + FIRST])
+        return np.asarray(self.table.astype(np.int32)[inputs[0] + FIRST])
 
     def write(self, writer: Writer) -> None:
         """Adds CAST and ADD, as places in a table are int32, and GATHER."""
@@ -278,12 +268,10 @@ class Softmax(Operation):
     makes_probabilities = True
     rounds = True
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: the codes that it reads are as portable as without it."""
-        if self.is_float(graph):
-            return super().portability(graph)
         why = "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
-        return Portability(Basis.IMAGES, f"{why}code of a thousand")
+        return Portability(shared.Basis.IMAGES, f"{why}code of a thousand")
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """See `Operation`: a sum of many similar powers does not fit fixed-point kernels."""

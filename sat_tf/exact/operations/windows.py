@@ -51,12 +51,11 @@ def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> b
 
 def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
     """Returns a transposed convolution's rows and columns: Keras's rule plus `window.more`."""
-    extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
+    is_valid = window.padding == "VALID"
+    axes = zip(sizes, window.strides, kernel, window.more, strict=True)
     return tuple(
-        size * stride + (longer if window.padding == "VALID" else 0) + surplus
-        for size, stride, longer, surplus in zip(
-            sizes, window.strides, extra, window.more, strict=True
-        )
+        size * stride + is_valid * max(length - stride, 0) + surplus
+        for size, stride, length, surplus in axes
     )
 
 
@@ -64,26 +63,17 @@ def taps(
     values: np.ndarray, size: tuple[int, ...], window: Window, fill: float
 ) -> Iterator[np.ndarray]:
     """Yields the values that each position in the kernel meets."""
-    margins, outputs = zip(
-        *(
-            placement(length, kernel, stride, dilation, window.padding)
-            for length, kernel, stride, dilation in zip(
-                values.shape[1:3], size, window.strides, window.dilation, strict=True
-            )
-        ),
-        strict=True,
-    )
+    axes = zip(values.shape[1:3], size, window.strides, window.dilation, strict=True)
+    margins, outputs = zip(*(placement(*axis, window.padding) for axis in axes), strict=True)
     if any(any(margin) for margin in margins):
         values = np.pad(values, ((0, 0), *margins, (0, 0)), constant_values=fill)
-    for row in range(size[0]):
-        for column in range(size[1]):
-            slices = (
-                slice(start * dilation, start * dilation + (output - 1) * stride + 1, stride)
-                for start, dilation, output, stride in zip(
-                    (row, column), window.dilation, outputs, window.strides, strict=True
-                )
-            )
-            yield values[(slice(None), *slices)]
+    for places in np.ndindex(*size):
+        axes = zip(places, window.dilation, outputs, window.strides, strict=True)
+        slices = (
+            slice(start * dilation, start * dilation + (output - 1) * stride + 1, stride)
+            for start, dilation, output, stride in axes
+        )
+        yield values[(slice(None), *slices)]
 
 
 def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
@@ -106,13 +96,12 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
     ]
     output_sizes = transposed_size(sizes, kernel.shape[1:3], window)
     total = np.zeros((len(values), *map(max, full, output_sizes), len(kernel)), values.dtype)
-    for row in range(kernel.shape[1]):
-        for column in range(kernel.shape[2]):
-            places = tuple(
-                slice(start, start + (size - 1) * stride + 1, stride)
-                for start, size, stride in zip((row, column), sizes, window.strides, strict=True)
-            )
-            total[(slice(None), *places)] += values @ kernel[:, row, column].T
+    for row, column in np.ndindex(*kernel.shape[1:3]):
+        places = tuple(
+            slice(start, start + (size - 1) * stride + 1, stride)
+            for start, size, stride in zip((row, column), sizes, window.strides, strict=True)
+        )
+        total[(slice(None), *places)] += values @ kernel[:, row, column].T
     # SAME leaves out the ends, as in the convolution of which this one is the transpose.
     rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, output_sizes, strict=True))
     return total[:, rows : rows + output_sizes[0], columns : columns + output_sizes[1]]

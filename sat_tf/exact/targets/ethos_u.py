@@ -87,9 +87,8 @@ def compile_file(
         ValueError: no such configuration, system or file, or the compiler refuses the file or
             crashes; the error names the operators that the compiler does not take.
     """
-    options = compiler_options(
-        configuration, system_config=system_config, memory_mode=memory_mode, config=config
-    )
+    system = {"system_config": system_config, "memory_mode": memory_mode}
+    options = compiler_options(configuration, config=config, **system)
     path = expect_path(path)
     name = printable(os.fspath(path))
     if not path.is_file():
@@ -111,15 +110,9 @@ def compile_file(
         source.write_bytes(content)
         # The compiler has its own process, as a signal may end it. -P: Python does not look for it
         # in the working directory, which may be a stranger's folder.
-        ended = subprocess.run(
-            [
-                *(sys.executable, "-P", "-m", "ethosu.vela", *options),
-                *("--enable-debug-db", "--output-dir", str(out), str(source)),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-P", "-m", "ethosu.vela", *options, "--enable-debug-db"]
+        command += ["--output-dir", str(out), str(source)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
         compiled = out / "model_vela.tflite"
         if ended.returncode or not compiled.exists():
             lines = (ended.stderr or ended.stdout).strip().splitlines()
@@ -139,14 +132,14 @@ def compile_file(
             (row,) = csv.DictReader(file)
         operators = list(_operators(out / "model_debug.xml"))
         compiled_content = compiled.read_bytes()
-    clock = float(row["core_clock"])
     milliseconds = collections.defaultdict[str, float](float)
     limited = collections.defaultdict[str, float](float)
-    weights: collections.Counter[str] = collections.Counter()
+    weights = collections.Counter[str]()
     for source_place, cycles, limit, weight_bytes in operators:
         tensor = contents.operators[source_place].outputs[0].name
-        milliseconds[tensor] += 1000.0 * cycles / clock
-        limited[limit] += 1000.0 * cycles / clock
+        duration = 1000.0 * cycles / float(row["core_clock"])
+        milliseconds[tensor] += duration
+        limited[limit] += duration
         weights[tensor] += weight_bytes
     names = [operator.name for operator in read_contents(compiled_content, name).operators]
     memory = row["weights_storage_area"]

@@ -36,21 +36,13 @@ class Processor:
         return f"{self.title} leaves {share} to the CPU."
 
 
+_INTEGERS: dict[str, Any] = {"output_type": "int8", "native": True}
 _ROWS = (
     Processor(name="litert", title="LiteRT's CPU kernels", stores=frozenset({8, 4, 2})),
     Processor(name="micro", title="TFLite Micro"),
-    *(
-        Processor(
-            name=f"ethos-u{model}", title=f"Arm Ethos-U{model}", output_type="int8", native=True
-        )
-        for model in (55, 65, 85)
-    ),
+    *(Processor(name=f"ethos-u{u}", title=f"Arm Ethos-U{u}", **_INTEGERS) for u in (55, 65, 85)),
     Processor(
-        name="int8",
-        title="TFLite's int8 specification",
-        output_type="int8",
-        native=True,
-        confirmed_by="reference",
+        name="int8", title="TFLite's int8 specification", confirmed_by="reference", **_INTEGERS
     ),
 )
 PROCESSORS: Mapping[str, Processor] = {row.name: row for row in _ROWS}

@@ -49,17 +49,13 @@ class Target(Processor):
             run_on = "are those of" if self.confirmed_by else "run on"
             words = f"All {count} operators {run_on} {self.title}."
             return [Marked(words, "good")] if self.native else []
-        names = collections.defaultdict[str, list[str]](list)
+        names: dict[str, list[str]] = {}
         for fallback in left:
-            why = f"{fallback.reason}; {fallback.fix}" if fallback.fix else fallback.reason
-            names[why].append(f"{fallback.operator} {fallback.tensor}")
-        return [
-            Marked(self.shortfall(len(left), count), "watch"),
-            *(
-                Marked(f"  {first_ones(alike, _NAMED)}: {why}.", "plain")
-                for why, alike in names.items()
-            ),
-        ]
+            name, why = str(fallback).split(": ", 1)
+            names.setdefault(why, []).append(name)
+        lines = (f"  {first_ones(alike, _NAMED)}: {why}" for why, alike in names.items())
+        headline = Marked(self.shortfall(len(left), count), "watch")
+        return [headline, *(Marked(line, "plain") for line in lines)]
 
     def cpu_fallback(self, contents: Contents) -> list[CpuFallback]:
         """Returns a file's operators that its processor leaves to the CPU, or refuses, in order."""
@@ -67,10 +63,9 @@ class Target(Processor):
         ends = _float_ends(contents)
         inputs = {tensor.name for tensor in contents.inputs}
         # A file that quantizes only weights, or has a float head, has no codes to end in.
-        otherwise = QUANTIZED
-        for operator in contents.operators:
-            if operator.name == "DEQUANTIZE" and any(t.data is not None for t in operator.reads):
-                otherwise = ACTIVATIONS
+        dequantized = (op.reads for op in contents.operators if op.name == "DEQUANTIZE")
+        has_weights = any(t.data is not None for reads in dequantized for t in reads)
+        otherwise = ACTIVATIONS if has_weights else QUANTIZED
         for operator in contents.operators:
             reason, fix = self._problem(operator)
             if not reason:

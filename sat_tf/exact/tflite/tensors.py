@@ -59,12 +59,10 @@ class Codes:
         """The activation to fuse, in addition to int8 saturation, to clip to lowest..highest."""
         if (self.lowest, self.highest) == (-128, 127):
             return Activation.NONE
-        if self.lowest != self.zero_point:
-            return Activation.UNIT
-        if self.highest == 127:
-            return Activation.RELU
         six = Codes(self.scale, self.zero_point).clipped(Activation.SIX)
-        return Activation.SIX if self.highest == six.highest else Activation.UNIT
+        if self.lowest != self.zero_point or self.highest not in (127, six.highest):
+            return Activation.UNIT
+        return Activation.RELU if self.highest == 127 else Activation.SIX
 
     def clipped(self, activation: Activation) -> "Codes":
         """Returns the grid between the ends of an activation, the widest that kernels give it."""
@@ -156,10 +154,10 @@ class Image:
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
         """Returns the Keras model's input for the file's; pixels and codes as float32."""
-        if self.is_kept:
+        if self.is_kept or self.type == "float32":
             return pixels
-        if self.type != "uint8":
-            return dequantized(pixels, self.codes) if self.type == "int8" else pixels
+        if self.type == "int8":
+            return dequantized(pixels, self.codes)
         if self.range is None:
             raise TypeError(f"{self.name}: received the graph of a file, expected one of a model.")
         return self.range.fed(pixels)

@@ -15,7 +15,7 @@ from sat_tf.graph.network import Network, Node, check_model
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
-from sat_tf.qat.images import BATCH_SIZE, Rows, new_rows
+from sat_tf.qat.images import BATCH_SIZE, FileArray, Rows
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized, name_in_front_of_insertions
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
@@ -96,14 +96,10 @@ def _renamed(reference: Network, network: Network) -> Network:
         for node in reference
         if node.name not in call_names and (new_name := node.name.replace("/", "_")) in call_names
     }
-    nodes = [
-        dataclasses.replace(
-            node,
-            name=renamed.get(node.name, node.name),
-            inputs=tuple(renamed.get(name, name) for name in node.inputs),
-        )
-        for node in reference
-    ]
+    nodes = []
+    for node in reference:
+        name, *inputs = (renamed.get(name, name) for name in (node.name, *node.inputs))
+        nodes.append(dataclasses.replace(node, name=name, inputs=tuple(inputs)))
     return reference.rearranged(nodes, renamed)
 
 
@@ -212,7 +208,7 @@ class Front:
             for name, tensor in span.compute(inputs).items():
                 value = tensor.numpy()
                 if name not in output_rows:
-                    output_rows[name] = new_rows((count, *value.shape[1:]), value.dtype)
+                    output_rows[name] = FileArray((count, *value.shape[1:]), value.dtype)
                 output_rows[name][batch] = value
         self.tensors = {
             name: array
@@ -242,7 +238,7 @@ def _cast(rows: Rows, dtype: tf.DType) -> Rows:
     """Rows of a type; those that have it already are not copied."""
     if rows.dtype == dtype.as_numpy_dtype:
         return rows
-    cast_rows = new_rows(rows.shape, dtype.as_numpy_dtype)
+    cast_rows = FileArray(rows.shape, dtype.as_numpy_dtype)
     for start in range(0, len(rows), BATCH_SIZE):
         batch = slice(start, start + BATCH_SIZE)
         cast_rows[batch] = tf.cast(rows[batch], dtype).numpy()

@@ -23,7 +23,6 @@ from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
     RangeStatistics,
-    call_float_node,
     observe_pixels,
     range_statistics,
 )
@@ -95,9 +94,7 @@ class Reconstruction(RowTable):
         seconds: the time that the reconstruction took.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        *("block", "layers", "error_before", "error_after", "kept", "seconds"),
-    )
+    COLUMNS: ClassVar = ("block", "layers", "error_before", "error_after", "kept", "seconds")
 
     model: str
     blocks: tuple[BlockFit, ...]
@@ -221,13 +218,12 @@ def reconstruct(
     start = model.get_weights()
 
     def compared(name: str, input_range: InputRange) -> RangeStatistics | None:
-        known_as = reference.inputs[network.inputs.index(name)]
-        return range_statistics(reference, known_as, images, input_range, call_float_node)
+        return range_statistics(reference, images, network.inputs.index(name), input_range)
 
     try:
         observe_pixels(images, network, len(Batches(images)), compared, by="reconstruct")
-        reconstructor = _Reconstructor(network, reference, images, steps=steps, seed=seed)
-        return reconstructor.run(model, checkpoint, shown=progress)
+        fit = _Reconstructor(network, reference, images, checkpoint, steps=steps, seed=seed)
+        return fit.run(model, shown=progress)
     except BaseException:  # also an interruption
         model.set_weights(start)
         raise
@@ -236,39 +232,42 @@ def reconstruct(
 def _not_ready(network: Network) -> list[str]:
     """Why a quantized model cannot be fitted."""
     layers = [node.layer for node in network if isinstance(node.layer, QuantizedLayer)]
-    problems = []
-    if any(float(layer.output_variables.get(COUNT, 1.0)) == 0.0 for layer in layers):
-        problems.append(
-            f"model {network.name!r}: received a model that has seen no images, expected one that "
-            "is calibrated; call sat_tf.calibrate(model, images) first."
-        )
-    if any(layer.constant_kernel is not None for layer in layers):
-        problems.append(
-            f"model {network.name!r}: received a model with constant weights, expected one whose "
-            "weights may change; call reconstruct outside of constant_weights."
-        )
-    if not any(map(trained, layers)):
-        problems.append(
-            f"model {network.name!r}: received a model whose quantized layers are all frozen, "
-            "expected some to fit; set layer.trainable = True."
-        )
-    return problems
+    reasons = {
+        "that has seen no images, expected one that is calibrated; call sat_tf.calibrate(model, "
+        "images) first": any(float(x.output_variables.get(COUNT, 1.0)) == 0.0 for x in layers),
+        "with constant weights, expected one whose weights may change; call reconstruct outside of "
+        "constant_weights": any(layer.constant_kernel is not None for layer in layers),
+        "whose quantized layers are all frozen, expected some to fit; set layer.trainable = True": (
+            not any(map(trained, layers))
+        ),
+    }
+    called = f"model {network.name!r}: received a model"
+    return [f"{called} {reason}." for reason, holds in reasons.items() if holds]
 
 
 class _Reconstructor:
     """One reconstruction."""
 
     def __init__(
-        self, network: Network, reference: Network, images: Images, *, steps: int, seed: int
+        self,
+        network: Network,
+        reference: Network,
+        images: Images,
+        checkpoint: Checkpoint,
+        *,
+        steps: int,
+        seed: int,
     ) -> None:
         self._network, self._reference, self._images = network, reference, images
+        self._checkpoint = checkpoint
         self._steps, self._seed, self._draw = steps, seed, np.random.default_rng(seed)
         order = self._draw.permutation(len(images[0]))
         held_out = min(len(order) // _HELD_OUT, _MOST_HELD_OUT)
         self._held_out, self._fitted = np.split(order, [held_out])
 
-    def run(self, model: keras.Model, checkpoint: Checkpoint, *, shown: bool) -> Reconstruction:
+    def run(self, model: keras.Model, *, shown: bool) -> Reconstruction:
         """Fits the model."""
+        checkpoint = self._checkpoint
         start, whole = model.get_weights(), self._whole()
         before, answers = whole.errors(self._held_out), whole.agreement(self._held_out)
         if not np.all(np.isfinite(before)):
@@ -283,7 +282,7 @@ class _Reconstructor:
         total = (_BLOCK.steps + _WHOLE.steps) * self._steps * len(whole.span.nodes)
         with image_bar("reconstructing", total, shown=shown) as progress:
             if len(checkpoint.fits) < len(blocks):
-                self._fit_blocks(blocks, checkpoint, progress)
+                self._fit_blocks(blocks, progress)
             if len(checkpoint.fits) == len(blocks):
                 # Repeated after an interruption, this has the same result.
                 if not np.sum(whole.errors(self._held_out)) < np.sum(before):
@@ -294,7 +293,7 @@ class _Reconstructor:
                 batches = Batches(self._images, self._fitted, size=images_at_once(self._network))
                 measure = functools.partial(measure_statistics, self._network, batches, call_node)
                 measuring = {"limit": before, "measure_statistics": measure}
-                self._fit(whole, "", _WHOLE, progress, checkpoint, **measuring)
+                self._fit(whole, "", _WHOLE, progress, **measuring)
         fits = checkpoint.fits
         observe_ranges(self._network, Batches(self._images))
         after = whole.errors(self._held_out)
@@ -324,9 +323,7 @@ class _Reconstructor:
             aims[output_name] = Aim(targets, rows_of_classes(reference, name, targets.shape[1:]))
         return Part(Front(network, self._images).up_to(network.outputs), aims)
 
-    def _fit_blocks(
-        self, blocks: Mapping[str, str], checkpoint: Checkpoint, progress: Progress
-    ) -> None:
+    def _fit_blocks(self, blocks: Mapping[str, str], progress: Progress) -> None:
         """Fits one block after the other, except those that are finished."""
         front, beside = Front(self._network, self._images), Front(self._reference, self._images)
         seen: set[int] = set()
@@ -334,31 +331,24 @@ class _Reconstructor:
             progress.at(f"block {number + 1} of {len(blocks)}")
             span, float_span = front.up_to([name]), beside.up_to([float_name])
             beside.advance(float_span, keep=[float_name, *self._reference.outputs])
-            if number < len(checkpoint.fits):
+            if number < len(self._checkpoint.fits):
                 progress.skip(_BLOCK.steps * self._steps * len(span.nodes))
             else:
                 block = Part(span, {name: Aim(beside.tensors[float_name])}, without=seen)
-                self._fit(block, float_name, _BLOCK, progress, checkpoint)
+                self._fit(block, float_name, _BLOCK, progress)
             seen |= {id(node.layer) for node in span.nodes}
             front.advance(span)
 
     def _fit(
-        self,
-        block: Part,
-        name: str,
-        plan: FitSchedule,
-        progress: Progress,
-        checkpoint: Checkpoint,
-        **settings: Any,
+        self, part: Part, name: str, plan: FitSchedule, progress: Progress, **settings: Any
     ) -> None:
         begin = time.monotonic()
         plan = plan._replace(steps=plan.steps * self._steps)
-        before, after = block.fit(
-            plan, self._fitted, self._held_out, self._draw, progress, checkpoint, **settings
-        )
-        errors = {"error_before": float(np.sum(before)), "error_after": float(np.sum(after))}
-        seconds = time.monotonic() - begin
-        checkpoint.finish({"block": name, "layers": block.layers, **errors, "seconds": seconds})
+        settings |= {"advance": progress, "checkpoint": self._checkpoint}
+        errors = part.fit(plan, self._fitted, self._held_out, self._draw, **settings)
+        before, after = (float(np.sum(error)) for error in errors)
+        fit = {"block": name, "layers": part.layers, "error_before": before, "error_after": after}
+        self._checkpoint.finish({**fit, "seconds": time.monotonic() - begin})
 
 
 def _undone(fit: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, TOSA, X86
-from sat_tf.exact.operations.graph_file import read_foreign, read_operation
+from sat_tf.exact.operations.graph_file import read_foreign
 from sat_tf.exact.operations.tabled import table_of
-from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView, Progress
 from sat_tf.exact.tflite.tensors import Codes
 from tests import reference
 from tests.exact.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
@@ -86,36 +84,6 @@ def test_ends_between_two_codes_are_rounded_as_each_runtime_does(
         for kernels, ends in expected.items():
             codes = graph.on(kernels).codes(graph.output)
             assert (codes.lowest, codes.highest) == ends
-
-
-OTHER_FORMS = [
-    (("PRELU", [Grid(SHAPE), constant([[[1, 2, 3, 4]]], 0.1, 5)], [Grid(SHAPE)]), "zero point"),
-    (("PRELU", [Grid(SHAPE), Grid((1, 1, 4), 0.1)], [Grid(SHAPE)]), "a tensor and 1 constants"),
-    (("RELU", [Grid(SHAPE)], [Grid(SHAPE)]), "not an operator of sat-tf"),
-]
-
-
-def view_of(file):
-    """The operator of a file as sat-tf reads its own."""
-    (operator,), inputs = file.contents.operators, file.contents.inputs
-    read = {image.name: file.graph.tensors[image.name] for image in inputs}
-    return OperatorView(operator, Progress(inputs, tensors=read))
-
-
-@pytest.mark.parametrize(("arguments", "reason"), OTHER_FORMS)
-def test_forms_that_are_not_written_are_read_of_other_tools_alone(arguments, reason):
-    file = read_foreign(file_of(*arguments), "one")
-    assert dict(file.reasons) == {}
-    with pytest.raises(NotUnderstoodError, match=reason):
-        read_operation(view_of(file), is_own=True)
-
-
-def test_own_files_end_at_codes():
-    source, other = Grid(SHAPE, 1.6), constant(np.zeros((1, 1, 1, 1)), 1.6)
-    more = {"version": 2, "options": "AddOptions", "fusedActivationFunction": 2}
-    file = read_foreign(file_of("ADD", [source, other], [Grid(SHAPE, 0.4)], **more), "one")
-    with pytest.raises(NotUnderstoodError, match="RELU_N1_TO_1 ends between two codes"):
-        file.graph.operations[0].expect_own_form(view_of(file))
 
 
 def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.exact.certificate.runtimes import chosen, is_installed
+from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.exact.litert import processes
 from sat_tf.exact.litert import runtime as tools
 from sat_tf.exact.litert.runtime import RUNTIMES, TOSA, MicroRuntime, check_loading, loaded
@@ -294,15 +294,6 @@ def test_the_outputs_of_a_program_are_its_results_without_equal_ones():
 )
 def test_the_reason_of_a_tool_is_its_first_error(errors, reason):
     assert tools.reason_in(errors) == reason
-
-
-def test_tools_that_are_missing_are_named_with_how_to_install_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("SAT_TF_TOSA", str(tmp_path))
-    assert not is_installed(TOSA)
-    with pytest.raises(ValueError, match="received 'tosa', expected tosa-converter") as error:
-        chosen([TOSA])
-    assert "pip install tosa-converter-for-tflite tosa-tools" in str(error.value)
-    assert "SAT_TF_TOSA=tosa/bin" in str(error.value)
 
 
 @pytest.fixture

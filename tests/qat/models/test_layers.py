@@ -17,30 +17,26 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.export.layer_models import MODELS
-from tests.qat.float_models import pretend_trained
+from tests.qat import float_models
 
 QUICK = ("squeeze_and_excitation",)
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
 
-def _images(count=48):
-    return np.random.default_rng(1).integers(0, 256, (count, 8, 8, 3)).astype(np.float32)
-
-
 @pytest.fixture(scope="module", params=NAMES)
 def float_model(request):
-    return pretend_trained(MODELS[request.param].build())
+    return float_models.pretend_trained(MODELS[request.param].build())
 
 
 @pytest.fixture(scope="module")
 def quantized(float_model):
     model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4))
-    return sat_tf.calibrate(model, _images())
+    return sat_tf.calibrate(model, float_models.images(48))
 
 
 @pytest.mark.thorough
 def test_eight_bits_keep_the_function(float_model):
-    images = _images()
+    images = float_models.images(48)
     model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(8))
     sat_tf.calibrate(model, images, batch_normalization=False)
     expected, found = float_model(images).numpy(), model(images).numpy()
@@ -52,26 +48,24 @@ def test_a_gradient_reaches_every_variable(quantized):
     # Each output has a weight of its own, as a softmax hides what all have in common.
     weights = tf.constant([1.0, -2.0, 3.0, -4.0])
     with tf.GradientTape() as tape:
-        total = tf.reduce_mean(quantized(_images(), training=True) * weights)
+        total = tf.reduce_mean(quantized(float_models.images(48), training=True) * weights)
     gradients = tape.gradient(total, quantized.trainable_variables)
-    names = [variable.name for variable in quantized.trainable_variables]
-    missing = [name for name, found in zip(names, gradients, strict=True) if found is None]
-    assert missing == []
-    assert all(np.all(np.isfinite(found)) for found in gradients)
-    kernels = [f for name, f in zip(names, gradients, strict=True) if "kernel" in name]
-    assert all(np.any(found != 0.0) for found in kernels)
+    for variable, gradient in zip(quantized.trainable_variables, gradients, strict=True):
+        assert gradient is not None, variable.name
+        assert np.all(np.isfinite(gradient)), variable.name
+        assert "kernel" not in variable.name or np.any(gradient != 0.0), variable.name
 
 
 @pytest.mark.essential
 def test_a_saved_model_loads_as_it_was(quantized, tmp_path):
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(_images(4)), quantized(_images(4)))
+    np.testing.assert_array_equal(loaded(float_models.images(4)), quantized(float_models.images(4)))
 
 
 def test_requantizing_keeps_what_was_learnt(quantized):
     again = sat_tf.requantize(quantized, sat_tf.BitPolicy.mobile(4))
-    np.testing.assert_array_equal(again(_images(4)), quantized(_images(4)))
+    np.testing.assert_array_equal(again(float_models.images(4)), quantized(float_models.images(4)))
 
 
 @pytest.mark.thorough
@@ -79,7 +73,9 @@ def test_training_lowers_the_loss(quantized):
     labels = np.random.default_rng(2).integers(0, 4, 48)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     quantized.compile(keras.optimizers.Adam(0.01), loss)
-    losses = quantized.fit(_images(), labels, batch_size=24, epochs=4, verbose=0).history["loss"]
+    losses = quantized.fit(
+        float_models.images(48), labels, batch_size=24, epochs=4, verbose=0
+    ).history["loss"]
     assert losses[-1] < losses[0]
 
 
@@ -137,8 +133,7 @@ def at(make, *places):
 
 
 def images(count=16):
-    draw = np.random.default_rng(5)
-    return draw.integers(0, 256, (count, 6, 6, 3)).astype(np.float32)
+    return float_models.images(count, size=6, seed=5)
 
 
 # Drawn weights do not decide these clipping levels.
@@ -179,13 +174,6 @@ def test_the_placement_sees_through_what_acts_in_training_alone(name):
         assert _quantizers(found) == _quantizers(expected)
         roles = found.roles.of
         assert list(roles.values()).count(Role.IDENTITY) == len(places)
-
-
-@pytest.mark.parametrize("name", IDENTITIES)
-def test_it_has_no_problem(name):
-    made = IDENTITIES[name]("made")
-    if isinstance(made, L.Layer):
-        assert layer_kinds.unsupported_problem(made) is None
 
 
 def test_a_quantizer_for_one_reader_stands_behind_the_identity_that_it_reads():
@@ -258,17 +246,6 @@ def test_contrast_is_that_of_keras_and_has_its_gradient():
     gradient = factor * upstream + (1.0 - factor) * np.mean(upstream, (1, 2), keepdims=True)
     np.testing.assert_allclose(tape.gradient(loss, variable), gradient, rtol=1e-3, atol=0.1)
     np.testing.assert_array_equal(quantized(tensor), tensor)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("place", ["rescaled", "conv", "relu"])
-def test_models_with_contrast_behind_what_is_trained_learn(place):
-    policy = BitPolicy(activation_bits=8)
-    quantized = sat_tf.quantize_model(model(at(OF_IMAGES["contrast"], place), (0.1, -1.0)), policy)
-    quantized.compile("sgd", "mse")
-    before = quantized.get_layer("quant_conv").layer.kernel.numpy()
-    quantized.fit(images(), np.zeros((16, 3)), verbose=0)
-    assert np.any(quantized.get_layer("quant_conv").layer.kernel.numpy() != before)
 
 
 def test_activity_is_regularized_once():

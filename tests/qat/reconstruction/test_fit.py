@@ -51,9 +51,8 @@ def test_what_quantizers_learn_moves_in_proportion_whatever_its_size_is(size):
     model = keras.Sequential([L.Input((4, 4, 8)), L.Conv2D(6, 3, activation="relu"), L.Dense(3)])
     shapes = [weights.shape for weights in model.get_weights()]
     model.set_weights([size * draw.normal(size=shape) for shape in shapes])
-    policy = sat_tf.BitPolicy.mobile(
-        4, weight_quantizer="lsq", activation_quantizer="lsq", first_last_weight_bits=None
-    )
+    quantizers = {"weight_quantizer": "lsq", "activation_quantizer": "lsq"}
+    policy = sat_tf.BitPolicy.mobile(4, first_last_weight_bits=None, **quantizers)
     layers = sat_tf.quantize_model(model, policy).layers
     layer = next(one for one in layers if weight_quantizer(one) is not None)
     units = {id(one.variable): one.unit for one in fit.trained(layer)}
@@ -134,19 +133,10 @@ def test_nothing_wanted_but_zeros_has_a_finite_error():
     assert divergence == pytest.approx(0.0, abs=1e-6)
 
 
-FITTED = Fitted(
-    steps=200,
-    images=240,
-    held_out=48,
-    seconds=43.2,
-    error_before=0.25,
-    error_after=0.0625,
-    agreement_before=0.875,
-    agreement_after=1.0,
-    calibrated_top1=0.75,
-    fitted_top1=0.5,
-    kept=False,
-)
+HOW = {"steps": 200, "images": 240, "held_out": 48, "seconds": 43.2}
+OF_VALUES = Fitted(**HOW, error_before=0.25, error_after=0.0625, kept=True)
+SHARES = {"agreement_before": 0.875, "agreement_after": 1.0, "calibrated_top1": 0.75}
+FITTED = dataclasses.replace(OF_VALUES, **SHARES, fitted_top1=0.5, kept=False)
 
 
 def calibrated():
@@ -158,17 +148,10 @@ def calibrated():
 def reconstructed(model, shares=(), **options):
     """Fits a model, whose top-1 is given before and after it was fitted."""
     found = iter(shares)
-    return fitted.fit(
-        model,
-        small_float_model(),
-        small_images().train_images,
-        num_images=len(small_images().train_images),
-        steps=5,
-        seed=0,
-        measure=lambda: {"top1": next(found)} if shares else {},
-        progress=False,
-        **options,
-    )
+    options = {"measure": lambda: {"top1": next(found)} if shares else {}, **options}
+    images = small_images().train_images
+    settings = {"num_images": len(images), "steps": 5, "seed": 0, "progress": False}
+    return fitted.fit(model, small_float_model(), images, **settings, **options)
 
 
 def test_what_was_gained_is_said_in_words():
@@ -181,13 +164,7 @@ def test_what_was_gained_is_said_in_words():
     )
     undone = dataclasses.replace(FITTED, agreement_after=0.875, fitted_top1=0.75)
     assert undone.gained.endswith("the calibrated model is kept, because no fit has helped")
-
-
-def test_outputs_that_are_no_classes_have_errors():
-    values = Fitted(
-        steps=1, images=40, held_out=8, seconds=0, error_before=0.25, error_after=0.0625, kept=True
-    )
-    assert values.gained == "error of the outputs: 0.25 before, 0.0625 after"
+    assert OF_VALUES.gained == "error of the outputs: 0.25 before, 0.0625 after"
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -226,17 +203,8 @@ def test_a_model_that_cannot_be_measured_has_not_changed(measured, monkeypatch):
         return {}
 
     monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", changed)
-    images = small_images().train_images
     with pytest.raises(RunError, match="NaN"):
-        fitted.fit(
-            model,
-            small_float_model(),
-            images,
-            num_images=len(images),
-            steps=1,
-            seed=0,
-            measure=measure,
-        )
+        reconstructed(model, measure=measure)
     np.testing.assert_equal(before, model.get_weights())
 
 
@@ -360,9 +328,7 @@ def test_all_that_changes_the_result_changes_the_key_and_names_do_not():
     def key(bits=3, images=images, nudged=0.0, **settings):
         model = float_models.build("mobile_block")
         network = Network(sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits)))
-        kernel = next(
-            one for node in network for one in node.layer.variables if len(one.shape) == 4
-        )
+        kernel = network["quant_a"].layer.layer.kernel
         kernel.assign_add(np.full(kernel.shape, nudged, np.float32))
         return key_of(network, Network(model), [np.asarray(images)], **settings)
 

@@ -1,5 +1,7 @@
 import contextlib
 import itertools
+import operator
+import re
 import warnings
 
 import numpy as np
@@ -38,10 +40,18 @@ def float_model():
 
 
 @pytest.fixture(scope="module")
-def fitted(float_model, images):
+def _fitted(float_model, images):
     quantized = _calibrated(float_model, images)
     before = quantized.get_weights()
     found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
+    return quantized, before, found, quantized.get_weights()
+
+
+@pytest.fixture
+def fitted(_fitted):
+    """A fitted model that no other test has changed, its weights before, and what was gained."""
+    quantized, before, found, weights = _fitted
+    quantized.set_weights(weights)
     return quantized, before, found
 
 
@@ -53,10 +63,8 @@ def _distance(model, other, images):
 def test_the_outputs_come_nearer_to_the_float_model(fitted, float_model, images):
     quantized, before, found = fitted
     after = _distance(quantized, float_model, images)
-    weights = quantized.get_weights()
     quantized.set_weights(before)
     assert after < _distance(quantized, float_model, images)
-    quantized.set_weights(weights)
     assert found.kept
     assert found.error_after < found.error_before
     assert found.num_images == 64
@@ -95,9 +103,7 @@ def _statistics(model):
 
 def test_frozen_layers_and_normalizations_stay_as_they_are(float_model, images):
     quantized = _calibrated(float_model, images)
-    frozen = [
-        layer for layer in quantized.layers if layer.name == "quant_expand" or "bn" in layer.name
-    ]
+    frozen = [layer for layer in quantized.layers if re.search("quant_expand$|bn", layer.name)]
     assert len(frozen) > 1
     for layer in frozen:
         layer.trainable = False
@@ -113,26 +119,28 @@ def test_statistics_are_those_of_the_fitted_images_where_the_whole_network_was_f
 ):
     quantized, before, found = fitted
     assert found.blocks[-1].kept
-    after, weights = _statistics(quantized), quantized.get_weights()
+    after = _statistics(quantized)
     chosen = np.random.default_rng(0).permutation(len(images))[found.held_out :]
     sat_tf.calibrate(quantized, images[chosen], clipping_levels=False, progress=False)
     for one, other in zip(after, _statistics(quantized), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     quantized.set_weights(before)
-    assert any(
-        np.any(one != other) for one, other in zip(after, _statistics(quantized), strict=True)
-    )
-    quantized.set_weights(weights)
+    assert any(map(np.any, map(np.not_equal, after, _statistics(quantized))))
 
 
-def test_many_images_have_no_more_than_64_held_out(fitted, float_model):
+@pytest.mark.parametrize(
+    ("many", "held_out"),
+    [
+        (float_models.images(330), 64),
+        (np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8), 8),
+    ],
+    ids=["no more than 64", "of integers"],
+)
+def test_one_image_in_five_is_held_out(many, held_out, fitted, float_model):
     quantized, before, _ = fitted
-    weights = quantized.get_weights()
     quantized.set_weights(before)
-    many = float_models.images(330)
     found = sat_tf.reconstruct(quantized, float_model, many, steps=1, progress=False)
-    quantized.set_weights(weights)
-    assert (found.num_images, found.held_out) == (330, 64)
+    assert (found.num_images, found.held_out) == (len(many), held_out)
 
 
 def test_what_helps_nothing_leaves_the_model_as_it_was(float_model, images, monkeypatch):
@@ -167,14 +175,6 @@ def test_blocks_are_undone_that_make_the_outputs_worse(float_model, images, monk
     assert len(found.blocks) > 2
     assert not any(block.kept for block in found.blocks)
     assert not found.kept
-
-
-def test_images_may_be_integers(fitted, float_model):
-    quantized, before, _ = fitted
-    quantized.set_weights(before)
-    pixels = np.random.default_rng(0).integers(0, 256, (40, *float_model.input_shape[1:]), np.uint8)
-    found = sat_tf.reconstruct(quantized, float_model, pixels, steps=1, progress=False)
-    assert found.num_images == 40
 
 
 @pytest.mark.thorough
@@ -244,8 +244,8 @@ def test_what_was_interrupted_goes_on_and_ends_bit_by_bit_as_without(
     assert f"{blocks} of {blocks} blocks of the reconstruction, and " in told[-1]
     assert "steps of what follows, which" in told[-1]
     np.testing.assert_equal(expected, quantized.get_weights())
-    errors = [(one.block, one.error_before, one.error_after) for one in found.blocks]
-    assert [(one.block, one.error_before, one.error_after) for one in again.blocks] == errors
+    errors = operator.attrgetter("block", "error_before", "error_after")
+    assert [*map(errors, again.blocks)] == [*map(errors, found.blocks)]
     # Once more, nothing is left to do.
     progress, again = run(1)
     assert progress.calls == 1

@@ -1,4 +1,6 @@
-"""The quantizers of k-means and LQ-Nets: their variable, when it changes, and what they refuse."""
+"""The quantizers of k-means and LQ-Nets: their variable, and when it changes; shared values."""
+
+import functools
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import sat_tf
+from sat_tf.core.tensors import namespace
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.lsq import LsqQuantizer
 from sat_tf.quantizers.methods import lq_nets
@@ -18,6 +21,7 @@ from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests import reference
+from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 from tests.quantizers.held import SHAPE, drawn, started
 
 L = keras.layers
@@ -104,6 +108,12 @@ def _model():
     return model
 
 
+def _fit(model, epochs=1):
+    draw = np.random.default_rng(0)
+    images, targets = draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3))
+    model.fit(images, targets, verbose=0, epochs=epochs)
+
+
 @pytest.mark.filterwarnings("ignore:model")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_frozen_layer_keeps_its_levels(name):
@@ -115,8 +125,7 @@ def test_a_frozen_layer_keeps_its_levels(name):
     model.compile(keras.optimizers.SGD(1e-2), "mse")
     layers = [model.get_layer(f"quant_{layer}") for layer in ("conv", "classifier")]
     before = [layer.kernel_variables[NAMES[name]].numpy() for layer in layers]
-    draw = np.random.default_rng(0)
-    model.fit(draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3)), verbose=0, epochs=2)
+    _fit(model, epochs=2)
     same = [
         np.array_equal(layer.kernel_variables[NAMES[name]], old)
         for layer, old in zip(layers, before, strict=True)
@@ -126,18 +135,13 @@ def test_a_frozen_layer_keeps_its_levels(name):
 
 @pytest.mark.filterwarnings("ignore:model")
 def test_zeros_of_a_pruned_model_stay_where_that_is_asked():
-    policy = BitPolicy.mobile(
-        4,
-        weight_quantizer="kmeans",
-        weight_options={"keep_zeros": True},
-        first_last_weight_bits=None,
-    )
+    fields = {"weight_quantizer": "kmeans", "weight_options": {"keep_zeros": True}}
+    policy = BitPolicy.mobile(4, **fields, first_last_weight_bits=None)
     model = sat_tf.quantize_model(_model(), policy)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     zeros = _zeros(model)
     assert 0.3 < zeros.mean() < 0.7
-    draw = np.random.default_rng(0)
-    model.fit(draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3)), verbose=0)
+    _fit(model)
     np.testing.assert_array_equal(_zeros(model), zeros)
 
 
@@ -155,34 +159,29 @@ def _zeros(model):
     return model.get_layer("quant_classifier").effective_kernel().numpy() == 0.0
 
 
+_ChannelBits = functools.partial(ChannelBitsQuantizer, range_axes=(3,))
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "anew"),
+    ("kind", "old", "new", "anew"),
     [
-        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=3, reassign=True), False),
-        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=2), True),
-        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=3, keep_zeros=True), True),
-        (KMeansQuantizer(num_bits=None), KMeansQuantizer(num_bits=3), True),
-        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, momentum=0.5), False),
-        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=4), True),
-        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, range_axes=(3,)), True),
+        (KMeansQuantizer, {}, {"reassign": True}, False),
+        (KMeansQuantizer, {}, {"num_bits": 2}, True),
+        (KMeansQuantizer, {}, {"keep_zeros": True}, True),
+        (KMeansQuantizer, {"num_bits": None}, {}, True),
+        (LqNetsQuantizer, {}, {"momentum": 0.5}, False),
+        (LqNetsQuantizer, {}, {"num_bits": 4}, True),
+        (LqNetsQuantizer, {}, {"range_axes": (3,)}, True),
+        (_ChannelBits, {}, {"over_size": False}, False),
         *(
-            (
-                ChannelBitsQuantizer(**{"num_bits": 3, "range_axes": (3,), **old}),
-                ChannelBitsQuantizer(**{"num_bits": 3, "range_axes": (3,), **new}),
-                anew,
-            )
-            for old, new, anew in (
-                ({}, {"over_size": False}, False),
-                ({}, {"num_bits": 2}, True),
-                ({}, {"lowest": 1}, True),
-                ({}, {"highest": 5}, True),
-                ({}, {"grid": "narrow"}, True),
-                ({"num_bits": None}, {}, True),
-            )
+            (_ChannelBits, {}, new, True)
+            for new in ({"num_bits": 2}, {"lowest": 1}, {"highest": 5}, {"grid": "narrow"})
         ),
+        (_ChannelBits, {"num_bits": None}, {}, True),
     ],
 )
-def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, new, anew):
+def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(kind, old, new, anew):
+    old, new = (kind(**{"num_bits": 3, **settings}) for settings in (old, new))
     _, had = started(old, drawn())
     for variable in had.values():
         variable.assign(variable + tf.cast(1, variable.dtype))  # what training has made of them
@@ -220,15 +219,15 @@ def test_a_floor_above_the_bits_makes_a_finer_grid():
         quantizer = make_weight_quantizer(name, WeightRequest(num_bits=2))
         _, variables = started(quantizer, drawn())
         own = quantizer(kernel, False, variables).numpy()
-        errors = []
-        for floor in (8, 5, 3):
-            made = quantizer(
+        made = {
+            floor: quantizer(
                 kernel, False, {**variables, "bit_floor": tf.constant(floor, tf.int64)}
             )
-            errors.append(float(tf.reduce_mean((made - kernel) ** 2)))
+            for floor in (8, 5, 3, 2)
+        }
+        errors = [float(tf.reduce_mean((made[floor] - kernel) ** 2)) for floor in (8, 5, 3)]
         assert errors == sorted(errors)
-        made = quantizer(kernel, False, {**variables, "bit_floor": tf.constant(2, tf.int64)})
-        np.testing.assert_array_equal(made, own)
+        np.testing.assert_array_equal(made[2], own)
 
 
 BITS = range(1, 9)
@@ -239,18 +238,15 @@ BITS = range(1, 9)
 def test_no_weight_is_nearer_to_another_cluster_and_the_error_is_not_far_from_the_smallest(
     bits, initialization
 ):
-    for draw in (
-        drawn(0, 0.4, (120,)),
-        drawn(0, 0.4, (120,)) ** 3,
-        np.abs(drawn(0, 0.4, (120,))) + 1,
-    ):
-        ids = cluster_ids(draw, bits, initialization=initialization)
-        centers = np.array([draw[ids == k].mean(dtype=np.float64) for k in range(2**bits)])
-        np.testing.assert_array_equal(np.argmin(np.abs(draw[:, None] - centers), axis=1), ids)
-        error = ((draw - centers[ids]) ** 2).sum()
+    normal = drawn(0, 0.4, (120,))
+    for kernel in (normal, normal**3, np.abs(normal) + 1):
+        ids = cluster_ids(kernel, bits, initialization=initialization)
+        centers = np.array([kernel[ids == k].mean(dtype=np.float64) for k in range(2**bits)])
+        np.testing.assert_array_equal(np.argmin(np.abs(kernel[:, None] - centers), axis=1), ids)
+        error = ((kernel - centers[ids]) ** 2).sum()
         # Centroids that start where weights are many miss the few large ones.
         most = 2.0 if initialization == "linear" else 6.0
-        assert error <= most * reference.smallest_error(draw, 2**bits)
+        assert error <= most * reference.smallest_error(kernel, 2**bits)
 
 
 @given(
@@ -265,10 +261,8 @@ def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
     choice = {"keep_zeros": keep_zeros}
     ids = cluster_ids(weights, bits, initialization=initialization, **choice)
     assert ids.max() < 2**bits
-    others = ids[weights != 0] if keep_zeros else ids
-    assert (
-        np.diff(others[np.argsort(weights[weights != 0] if keep_zeros else weights)]) >= 0
-    ).all()
+    is_other = (weights != 0) | (not keep_zeros)
+    assert (np.diff(ids[is_other][np.argsort(weights[is_other])]) >= 0).all()
     assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
     quantizer = KMeansQuantizer(num_bits=bits, **choice)
     found = quantizer.integer_weights(weights, {"cluster_ids": ids})
@@ -293,3 +287,121 @@ def test_an_outlier_and_equal_weights_leave_no_cluster_empty():
     for initialization in INITIALIZATIONS:
         ids = cluster_ids(weights, 4, initialization=initialization)
         assert len(np.unique(ids)) == 16
+
+
+# -- shared values by hand, and those of the reference ---------------------------------------------
+
+
+def _run(latent, ids, bits, upstream=None, mode="eager", **options):
+    quantizer = KMeansQuantizer(num_bits=bits, **options)
+    return value_and_gradients(lambda w: quantizer.values(w, ids), [latent], upstream, mode)
+
+
+def _codes(latent, ids, bits, **options):
+    quantizer = KMeansQuantizer(num_bits=bits, **options)
+    found = quantizer.integer_weights(tensor(latent), {"cluster_ids": ids})
+    return array(found.codes).tolist(), array(found.scales).item()
+
+
+def _nearest(latent, ids, bits, **options):
+    quantizer = KMeansQuantizer(num_bits=bits, **options)
+    return array(quantizer.next_levels(tensor(latent), tensor(np.uint8(ids)))).tolist()
+
+
+# 2 bits, with clusters 0, 1, 2 and none in 3. The largest mean is 1.27, so that s is 0.01.
+#   w          -1.30  -1.24   0.10   0.208   0.80
+#   cluster       0      0      1      1       2
+#   mean       -1.27  -1.27   0.154  0.154   0.80
+#   code        -127   -127     15     15      80
+#   gradient       1      3      5      7      11
+#   dL/dw          2      2      6      6      11
+@pytest.mark.parametrize("mode", MODES)
+def test_2_bit_weights_worked_by_hand(mode):
+    w, ids = np.array([-1.30, -1.24, 0.10, 0.208, 0.80], np.float32), [0, 0, 1, 1, 2]
+    upstream = np.array([1, 3, 5, 7, 11], np.float32)
+    value, gradient = _run(w, ids, 2, upstream, mode)
+    np.testing.assert_allclose(value, [-1.27, -1.27, 0.15, 0.15, 0.80], rtol=1e-5)
+    assert gradient.tolist() == [2, 2, 6, 6, 11]
+    assert _run(w, ids, 2, upstream, mode, reassign=True)[1].tolist() == upstream.tolist()
+    assert _codes(w, ids, 2) == ([-127, -127, 15, 15, 80], pytest.approx(0.01, rel=1e-6))
+    units = KMeansQuantizer(num_bits=2).units(tensor(w), {"cluster_ids": ids})
+    assert array(units).tolist() == ids
+
+
+def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
+    w, ids = np.array([0.0, 0.0, 0.5, 0.7], np.float32), [0, 0, 1, 1]
+    value, gradient = _run(w, ids, 2, np.array([1, 2, 3, 5], np.float32), keep_zeros=True)
+    np.testing.assert_allclose(value, [0.0, 0.0, 0.6, 0.6], rtol=1e-6)
+    assert gradient.tolist() == [0, 0, 4, 4]
+    _, gradient = _run(
+        w, ids, 2, np.array([1, 2, 3, 5], np.float32), keep_zeros=True, reassign=True
+    )
+    assert gradient.tolist() == [0, 0, 3, 5]
+    moved = np.array([0.1, -0.1, 0.5, 0.7], np.float32)  # whatever an optimizer adds to them
+    assert _run(moved, ids, 2, keep_zeros=True)[0].tolist()[:2] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", LONG_MODES)
+@pytest.mark.parametrize("keep_zeros", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+def test_weights_and_gradients_are_those_of_the_reference(bits, keep_zeros, mode):
+    latent, upstream = draw((3, 3, 8, 16)), draw((3, 3, 8, 16), 1)
+    latent[..., :2] = 0.0
+    ids = cluster_ids(latent, bits, keep_zeros=keep_zeros)
+    latent += draw((3, 3, 8, 16), 2, 0.02)  # training has moved them
+    value, gradient = _run(latent, ids, bits, upstream, mode, keep_zeros=keep_zeros)
+    values = reference.shared_values(latent, ids, keep_zeros)
+    # A value may be next to a tie between two codes.
+    off = np.abs(value - np.vectorize(values.get)(ids)) / max(map(abs, values.values())) * 127
+    assert (off < 1e-3).mean() > 0.99
+    assert off.max() < 1.001
+    wanted = reference.shared_gradient(upstream, ids)
+    wanted[keep_zeros & (ids == 0)] = 0.0
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -1e-30])
+def test_a_constant_kernel_is_one_value(value):
+    weights = np.full((3, 3, 2, 2), value, np.float32)
+    for keep_zeros in (False, True):
+        ids = cluster_ids(weights, 2, keep_zeros=keep_zeros)
+        made, gradient = _run(weights, ids, 2, keep_zeros=keep_zeros)
+        np.testing.assert_allclose(made, weights, rtol=1e-6, atol=1e-20)
+        assert np.isfinite(gradient).all()
+        assert _codes(weights, ids, 2, keep_zeros=keep_zeros)[1] > 0.0
+
+
+def test_what_is_not_finite_harms_nothing_else():
+    latent = np.array([np.nan, 0.5, np.inf, 0.7, -0.2, -np.inf], np.float32)
+    ids = cluster_ids(latent, 1)
+    value, gradient = _run(latent, ids, 1)
+    assert np.isnan(value[0])
+    np.testing.assert_allclose(value[[1, 3]], 0.6, rtol=1e-6)
+    assert np.isfinite(value[1:]).all()
+    assert np.isfinite(gradient).all()
+    assert _nearest(latent, ids, 1)[0] == ids[0]
+    assert cluster_ids(np.full((3,), np.nan), 2).max() < 4
+
+
+@pytest.mark.parametrize("keep_zeros", [False, True])
+def test_weights_move_to_the_nearest_mean_none_to_an_empty_cluster_and_others_than_numbers_stay(
+    keep_zeros,
+):
+    latent = np.array([0.0, 0.0, 1.0, 1.2, 3.0, 3.2], np.float32)
+    ids = np.array([0, 0, 1, 1, 2, 2])  # and none in 3
+    latent[3] = 2.9
+    found = _nearest(latent, ids, 2, keep_zeros=keep_zeros)
+    assert found == [0, 0, 1, 2, 2, 2]  # means 0, 1.95 and 3.1; 1 is as near to 0 as not
+    latent[2] = 0.1
+    moved = _nearest(latent, ids, 2, keep_zeros=keep_zeros)
+    assert moved[2] == (1 if keep_zeros else 0)
+    latent = np.float32([-1.0, 0.4, 0.25, 0.5, 0.0, np.nan, np.inf])
+    ids = np.uint8([1, 1, 2, 2, 0, 3, 0])
+    # Means: 0 of cluster 0, -0.3 and 0.375, and none of cluster 3.
+    assert _nearest(latent, ids, 2, keep_zeros=keep_zeros) == [1, 2, 2, 2, 0, 3, 0]
+
+
+def test_sums_are_by_id():
+    values, ids = tensor([[1.0, 2.0], [4.0, 8.0]]), tensor(np.int32([[2, 0], [2, 3]]))
+    found = namespace(values).sums_by_id(values, ids, 5)
+    assert array(found).tolist() == [2.0, 0.0, 5.0, 8.0, 0.0]
