@@ -79,20 +79,17 @@ def test_real_values_are_normalized_in_float_before_they_get_codes(path):
     assert np.mean(np.argmax(quantized.predict(raw, verbose=0), axis=1) == classes) > 0.96
 
 
-def _of_photos_and_features():
-    photo, features = keras.Input((8, 8, 3), name="photo"), keras.Input((12,), name="features")
-    first = L.GlobalAveragePooling2D()(L.Conv2D(4, 3, activation="relu", name="conv")(photo))
-    both = L.Concatenate()([first, L.Dense(4, activation="relu", name="dense")(features)])
-    return pretend_trained(keras.Model([photo, features], L.Dense(3, name="classifier")(both)))
-
-
 PHOTOS = DRAW.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
 FED = PHOTOS / np.float32(127.5) - 1.0
 
 
 def test_each_input_has_a_type_of_its_own(path):
+    photo, features = keras.Input((8, 8, 3), name="photo"), keras.Input((12,), name="features")
+    first = L.GlobalAveragePooling2D()(L.Conv2D(4, 3, activation="relu", name="conv")(photo))
+    both = L.Concatenate()([first, L.Dense(4, activation="relu", name="dense")(features)])
+    model = pretend_trained(keras.Model([photo, features], L.Dense(3, name="classifier")(both)))
     policy = BitPolicy.mobile(8, input_range={"photo": "tf"}, input_type={"features": "float32"})
-    quantized = calibrated(_of_photos_and_features(), policy, [FED, FEATURES])
+    quantized = calibrated(model, policy, [FED, FEATURES])
     assert proved(quantized, path, [PHOTOS, FEATURES])[1].trained_differing < 0.01
     again = sat_tf.requantize(quantized, BitPolicy.mobile(4))
     assert input_types(Network(again)) == {"photo": "uint8", "features": "float32"}
@@ -113,8 +110,7 @@ def test_the_range_of_an_input_is_trained_and_saved(suffix, tmp_path):
 def test_features_of_different_sizes_are_warned_of_with_what_to_do():
     sizes = np.array([1.0, 1.0, 200.0], np.float32)
     features = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32) * sizes
-    image = keras.Input((3,), name="features")
-    float_model = keras.Model(image, keras.layers.Dense(2, name="classifier")(image))
+    float_model = keras.Sequential([keras.Input((3,), name="features"), L.Dense(2)])
     model = sat_tf.quantize_model(float_model, BitPolicy(input_type="int8"))
     with pytest.warns(UserWarning, match=r"features: 2 of 3 get fewer than 16 .*input_type="):
         sat_tf.calibrate(model, features)
@@ -328,13 +324,6 @@ def test_real_numbers_for_layers_left_float_stay_as_they_are(first, path):
     assert "int8 codes" in sat_tf.explain(model, stated).inputs[0]
 
 
-def _of_waves(behind):
-    keras.utils.set_random_seed(3)
-    wave = keras.Input((128,), name="wave")
-    spectrum = L.Lambda(lambda x: tf.signal.stft(x, 32, 16), name="stft")(wave)
-    return keras.Model(wave, behind(spectrum))
-
-
 WAVES = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
 
 
@@ -342,7 +331,11 @@ WAVES = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
     "size", [L.Lambda(lambda z: tf.abs(z), name="size"), tf.abs], ids=["layer", "operation"]
 )
 def test_complex_numbers_between_layers_left_float_keep_their_imaginary_part(size, path):
-    model = _of_waves(lambda z: L.Dense(3)(L.Flatten()(L.Dense(8, activation="relu")(size(z)))))
+    keras.utils.set_random_seed(3)
+    wave = keras.Input((128,), name="wave")
+    spectrum = L.Lambda(lambda x: tf.signal.stft(x, 32, 16), name="stft")(wave)
+    behind = L.Flatten()(L.Dense(8, activation="relu")(size(spectrum)))
+    model = keras.Model(wave, L.Dense(3)(behind))
     quantized, report = _written(model, WAVES, path)
     assert report.float_layers[0].startswith("stft + ")
     assert _difference(model, _of_file(path)[1], WAVES) < 0.04  # without it, 0.6

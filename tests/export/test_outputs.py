@@ -235,7 +235,12 @@ def _features():
     return picture, L.GlobalAveragePooling2D(name="mean")(L.Conv2D(4, 3, name="conv")(picture))
 
 
-def _heads():
+def _of_pictures(model, policy=8):
+    return calibrated(model, policy, images=PICTURES.astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def quantized():
     """Outputs of each kind; the last two are one layer, and the codes of `scores` have a name."""
     picture, mean = _features()
     shared = L.Dense(2, activation="sigmoid", name="shared")
@@ -254,16 +259,6 @@ def _heads():
         "shared": shared(mean),
         "shared_1": shared(L.ReLU(name="positive")(mean)),
     }
-    return picture, outputs
-
-
-def _of_pictures(model, policy=8):
-    return calibrated(model, policy, images=PICTURES.astype(np.float32))
-
-
-@pytest.fixture(scope="module")
-def quantized():
-    picture, outputs = _heads()
     model = keras.Model(picture, list(outputs.values()))
     assert model.output_names == list(outputs)
     return model, _of_pictures(model)

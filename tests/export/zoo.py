@@ -47,9 +47,7 @@ class Specimen:
     calibrated: bool = True  # Clipping levels, statistics and ranges come from images.
     annotated: bool = False  # The model is annotated by hand.
     change: Callable[[keras.Model], None] = lambda model: None  # Changes the quantized model.
-    differing: float = (
-        0.02  # The share of a tensor's codes that may differ, by biases.
-    )
+    differing: float = 0.02  # The share of a tensor's codes that may differ, by biases.
     combines_many: bool = False  # A sum or a product is of more than two tensors.
     largest: int = 1  # By how many codes they may differ.
     functions: tuple[str, ...] = ()  # The layers that are computed in float32.

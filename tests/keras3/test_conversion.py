@@ -37,21 +37,17 @@ def test_ties_are_halfway_between_two_codes_as_closely_as_the_largest_value_is_r
     assert np.all(_are_ties(np.full(1728, -13.5 * 0.108, np.float32), 0.108))
 
 
-def _magnifying():
-    """A model whose outputs are what float32 loses: the Kerases normalize in other orders."""
+def test_rounding_that_a_model_magnifies_is_no_other_model(recwarn):
+    # Its outputs are what float32 loses: the Kerases normalize in other orders.
     draws = np.random.default_rng(0)
     image = keras.Input((8, 8, 4))
     norm, affine = L.BatchNormalization(), L.DepthwiseConv2D(1)
-    difference = norm(image) - affine(image)
+    outputs = L.Rescaling(1e6)(norm(image) - affine(image))
     norm.set_weights([draws.uniform(0.5, 2.0, 4) for _ in range(4)])
     gamma, beta, mean, variance = norm.get_weights()
     slope = gamma / np.sqrt(variance + norm.epsilon)
     affine.set_weights([slope.reshape(1, 1, 4, 1), beta - mean * slope])
-    return keras.Model(image, L.Rescaling(1e6)(difference))
-
-
-def test_rounding_that_a_model_magnifies_is_no_other_model(recwarn):
-    _, found = convert(_magnifying())
+    _, found = convert(keras.Model(image, outputs))
     assert found.layer_difference < 1e-5 < found.difference
     assert not [warning for warning in recwarn if "differ in tf_keras" in str(warning.message)]
 

@@ -75,12 +75,6 @@ def test_audit_converts_a_file_of_keras_3_and_says_so(tmp_path, capsys):
     assert "head" in words
 
 
-def test_export_names_the_step_that_is_left(tmp_path, capsys):
-    path = _saved(tmp_path / "model.keras")
-    assert main.main(["export", path]) != 0
-    assert "call sat_tf.quantize_model(model, policy)" in _said(capsys)
-
-
 @pytest.mark.thorough
 def test_a_quantized_file_of_keras_3_is_exported(tmp_path, capsys):
     path = tmp_path / "quantized.keras"

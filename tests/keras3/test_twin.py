@@ -15,7 +15,7 @@ from tests.keras3.processes import run_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
 
-W4A4 = sat_tf.BitPolicy.mobile(4)
+L, W4A4 = keras.layers, sat_tf.BitPolicy.mobile(4)
 
 
 def numpy(tensor):
@@ -162,8 +162,8 @@ def test_another_policy_keeps_what_was_learnt(own):
 
 def test_what_the_rewrite_has_changed_is_not_done_twice(tmp_path):
     sequence = keras.Input((32, 4))
-    x = keras.layers.Conv1D(8, 3, padding="causal", activation="relu", name="conv")(sequence)
-    model = keras.Model(sequence, keras.layers.Dense(4)(x))
+    x = L.Conv1D(8, 3, padding="causal", activation="relu", name="conv")(sequence)
+    model = keras.Model(sequence, L.Dense(4)(x))
     values = np.random.RandomState(0).normal(size=(8, 32, 4)).astype(np.float32)
     policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=8, input_type="int8")
     quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values)
@@ -174,13 +174,13 @@ def test_what_the_rewrite_has_changed_is_not_done_twice(tmp_path):
 
 
 def test_a_quantized_model_that_is_another_in_keras_3_is_refused(network, monkeypatch):
-    kept = keras.layers.Conv2D.from_config
+    kept = L.Conv2D.from_config
 
     def dilated(config):
         is_dense = set(config["strides"]) == {1}
         return kept({**config, "dilation_rate": 2} if is_dense else config)
 
-    monkeypatch.setattr(keras.layers.Conv2D, "from_config", dilated)
+    monkeypatch.setattr(L.Conv2D, "from_config", dilated)
     with pytest.raises(ValueError, match=r"conv_1: received a Conv2D whose output differs"):
         sat_tf.quantize_model(network, W4A4)
 
@@ -214,10 +214,10 @@ def test_operations_in_mixed_precision_compute_what_those_of_keras_3_do(precisio
     try:
         keras.config.set_dtype_policy(precision)
         image = keras.Input((8, 8, 3))
-        x = keras.layers.Conv2D(6, 3, activation="relu")(image)
-        x = (x + keras.layers.Conv2D(6, 1)(x)) * 0.5
+        x = L.Conv2D(6, 3, activation="relu")(image)
+        x = (x + L.Conv2D(6, 1)(x)) * 0.5
         x = keras.ops.mean(x * keras.ops.sigmoid(x), axis=(1, 2))
-        model = keras.Model(image, keras.layers.Dense(3, dtype="float32")(x))
+        model = keras.Model(image, L.Dense(3, dtype="float32")(x))
         quantized = sat_tf.quantize_model(model, W4A4)
     finally:
         keras.config.set_dtype_policy("float32")
@@ -232,12 +232,12 @@ def test_operations_in_mixed_precision_compute_what_those_of_keras_3_do(precisio
 
 def test_its_settings_in_training_stay_those_of_keras_3():
     image = keras.Input((8, 8, 3), name="image")
-    x = keras.layers.RandomTranslation(0.1, 0.1, fill_mode="nearest", name="shifted")(image)
-    x = keras.layers.Conv2D(
+    x = L.RandomTranslation(0.1, 0.1, fill_mode="nearest", name="shifted")(image)
+    x = L.Conv2D(
         4, 3, kernel_regularizer=keras.regularizers.L2(0.25), activation="relu", name="conv"
     )(x)
-    x = keras.layers.Dropout(0.3, seed=7, name="dropped")(keras.layers.Flatten()(x))
-    model = keras.Model(image, keras.layers.Dense(10, name="logits")(x))
+    x = L.Dropout(0.3, seed=7, name="dropped")(L.Flatten()(x))
+    model = keras.Model(image, L.Dense(10, name="logits")(x))
     model.get_layer("logits").trainable = False
     quantized = sat_tf.quantize_model(model, W4A4)
     layers = {layer.name.removeprefix("quant_"): layer for layer in quantized.layers}
@@ -277,10 +277,7 @@ def test_nested_shared_and_several(network, tmp_path):
     backbone = keras.Model(network.inputs, network.get_layer("mean").output, name="backbone")
     one, other = backbone(left), backbone(right)
     far = keras.ops.abs(one - other)
-    outputs = {
-        "same": keras.layers.Dense(2, name="same")(far),
-        "which": keras.layers.Dense(10, name="which")(one),
-    }
+    outputs = {"same": L.Dense(2, name="same")(far), "which": L.Dense(10, name="which")(one)}
     model = keras.Model({"left": left, "right": right}, outputs)
     quantized = sat_tf.quantize_model(model, W4A4)
     images, _ = pixels_and_labels(64)
@@ -298,26 +295,21 @@ def test_nested_shared_and_several(network, tmp_path):
         assert np.mean(off < 1e-4) >= least
 
 
-def attention_network():
-    """Its own attention, one that is called by names, and a product of two tensors."""
-    layers = keras.layers
-    image = keras.Input((8, 8, 3), name="image")
-    x = layers.Conv2D(8, 2, strides=2, name="patches")(layers.Rescaling(1 / 128, -1.0)(image))
-    x = layers.Reshape((16, 8), name="tokens")(x)
-    attention = layers.MultiHeadAttention(2, 4, dropout=0.1, name="attention")
-    x = layers.Add(name="added")([x, attention(x, x)])
-    query = layers.Dense(8, name="query")(x)
-    cross = layers.MultiHeadAttention(2, 4, name="cross")
-    x = cross(query=query, value=x, key=x, use_causal_mask=True)
-    x = keras.ops.matmul(x, keras.ops.transpose(query, (0, 2, 1)))
-    x = layers.GlobalAveragePooling1D(name="mean")(x)
-    return keras.Model(image, layers.Dense(10, name="head")(x))
-
-
 @pytest.mark.thorough
 def test_attention_stays_float_learns_and_is_exported(tmp_path):
+    # Its own attention, one that is called by names, and a product of two tensors.
     keras.utils.set_random_seed(2)
-    network = attention_network()
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.Conv2D(8, 2, strides=2, name="patches")(L.Rescaling(1 / 128, -1.0)(image))
+    x = L.Reshape((16, 8), name="tokens")(x)
+    attention = L.MultiHeadAttention(2, 4, dropout=0.1, name="attention")
+    x = L.Add(name="added")([x, attention(x, x)])
+    query = L.Dense(8, name="query")(x)
+    cross = L.MultiHeadAttention(2, 4, name="cross")
+    x = cross(query=query, value=x, key=x, use_causal_mask=True)
+    x = keras.ops.matmul(x, keras.ops.transpose(query, (0, 2, 1)))
+    x = L.Dense(10, name="head")(L.GlobalAveragePooling1D(name="mean")(x))
+    network = keras.Model(image, x)
     policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
     images, _ = pixels_and_labels(64)
     quantized = sat_tf.calibrate(sat_tf.quantize_model(network, policy), images)
@@ -343,14 +335,14 @@ def test_attention_stays_float_learns_and_is_exported(tmp_path):
 def test_operations_on_truths_and_others_stay_float(tmp_path):
     ops = keras.ops
     image = keras.Input((8, 8, 3), name="image")
-    x = keras.layers.Conv2D(4, 3, name="conv")(keras.layers.Rescaling(1 / 64)(image))
+    x = L.Conv2D(4, 3, name="conv")(L.Rescaling(1 / 64)(image))
     x = ops.where(x > 0.0, x, 0.1 * x)
     near = ops.logical_and(x >= -2, ops.logical_not(ops.equal(x, x[:, :1])))
     far = ops.logical_or(ops.less(x, -3.0), ops.not_equal(x, 0.5))
     x = ops.where(ops.logical_or(near, far), x, ops.floor(x)) + ops.cast(x <= 1.0, "float32")
     x = ops.normalize(x, axis=-1) + ops.log_softmax(x) + ops.reciprocal(1.0 + ops.square(x))
     x = ops.mean(x, axis=(1, 2)) + ops.prod(x[:, :1, 0], axis=1)
-    model = keras.Model(image, keras.layers.Dense(3, name="head")(x))
+    model = keras.Model(image, L.Dense(3, name="head")(x))
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
     images, labels = pixels_and_labels(32)
     quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), images)
@@ -372,15 +364,15 @@ def test_a_backend_that_was_changed_after_the_import_is_warned_of(network, monke
 
 
 def test_a_twin_that_differs_is_refused_by_its_first_layer(monkeypatch):
-    class Halved(keras.layers.Dense):
+    class Halved(L.Dense):
         def call(self, inputs):
             return 0.5 * super().call(inputs)
 
     monkeypatch.setattr(Halved, "__module__", "keras.src.layers.core.dense")
     Halved.__name__ = "Dense"
     image = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(4, 3, name="conv")(image)
-    model = keras.Model(image, Halved(3, name="half")(keras.layers.Flatten()(x)))
+    x = L.Conv2D(4, 3, name="conv")(image)
+    model = keras.Model(image, Halved(3, name="half")(L.Flatten()(x)))
     with pytest.raises(ValueError, match=r"half: received a Dense whose output differs"):
         sat_tf.quantize_model(model, W4A4)
     assert [layer.name for layer in model.layers][-1] == "half"
@@ -389,9 +381,9 @@ def test_a_twin_that_differs_is_refused_by_its_first_layer(monkeypatch):
 @pytest.mark.thorough
 def test_a_sequential_model_becomes_one_that_is_trained(tmp_path):
     keras.utils.set_random_seed(2)
-    layers = [keras.Input((8, 8, 3)), keras.layers.Rescaling(1 / 255, name="rescaling")]
-    layers += [keras.layers.Conv2D(8, 3, activation="relu", name="conv"), keras.layers.Flatten()]
-    model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax", name="head")])
+    layers = [keras.Input((8, 8, 3)), L.Rescaling(1 / 255, name="rescaling")]
+    layers += [L.Conv2D(8, 3, activation="relu", name="conv"), L.Flatten()]
+    model = keras.Sequential([*layers, L.Dense(10, activation="softmax", name="head")])
     quantized = sat_tf.quantize_model(model, W4A4)
     images, labels = pixels_and_labels(64)
     sat_tf.calibrate(quantized, images)

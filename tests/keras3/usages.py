@@ -44,14 +44,18 @@ class Usages:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.01), loss, **options)
 
-    def fit(self, model, *data, **options):
-        options = {"batch_size": 16, **options} if data[1:] else options
-        return model.fit(*data, shuffle=False, verbose=0, **options).history["loss"]
+    def fit(self, data=None, model=None, **options):
+        """The losses of a model, by default the one of the folder, on its images or other data."""
+        batches = {"x": data}
+        if data is None:
+            batches = {"x": self.images, "y": self.labels, "batch_size": 16}
+        model = model or self.model()
+        return model.fit(**batches, shuffle=False, verbose=0, **options).history["loss"]
 
     # -- data --------------------------------------------------------------------------------------
 
     def numpy(self):
-        return self.fit(self.model(), self.images, self.labels)
+        return self.fit()
 
     def py_dataset(self):
         images, labels = self.images, self.labels
@@ -64,7 +68,7 @@ class Usages:
                 part = slice(16 * index, 16 * index + 16)
                 return images[part], labels[part]
 
-        return self.fit(self.model(), Batches())
+        return self.fit(Batches())
 
     def torch_loader(self):
         try:
@@ -73,29 +77,26 @@ class Usages:
             return None
         tensors = torch.from_numpy(self.images), torch.from_numpy(self.labels)
         data = torch.utils.data.TensorDataset(*tensors)
-        return self.fit(self.model(), torch.utils.data.DataLoader(data, batch_size=16))
+        return self.fit(torch.utils.data.DataLoader(data, batch_size=16))
 
     def tf_data(self):
         if BACKEND != "tensorflow":
             return None
         import tensorflow as tf
 
-        return self.fit(
-            self.model(), tf.data.Dataset.from_tensor_slices((self.images, self.labels)).batch(16)
-        )
+        data = tf.data.Dataset.from_tensor_slices((self.images, self.labels))
+        return self.fit(data.batch(16))
 
     # -- how it is compiled ------------------------------------------------------------------------
 
     def compiled(self):
         # PyTorch would compile for minutes.
         choices = (False,) if BACKEND == "torch" else (True, False)
-        return [
-            self.fit(self.model(jit_compile=jit), self.images, self.labels)[0] for jit in choices
-        ]
+        return [self.fit(model=self.model(jit_compile=jit))[0] for jit in choices]
 
     def mixed(self):
         model = self.model("mixed.keras")
-        losses = self.fit(model, self.images, self.labels, epochs=3)
+        losses = self.fit(model=model, epochs=3)
         outputs = model.get_layer("quant_relu_1").output
         return [losses, keras.backend.standardize_dtype(outputs.dtype)]
 
@@ -104,22 +105,19 @@ class Usages:
     def checkpoint(self):
         path = self.folder / f"{BACKEND}_checkpoint.keras"
         model = self.model()
-        saving = keras.callbacks.ModelCheckpoint(path)
-        self.fit(model, self.images, self.labels, callbacks=[saving])
-        again = keras.saving.load_model(path)
-        return self.difference(model, again)
+        self.fit(model=model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+        models = model, keras.saving.load_model(path)
+        found = [keras.ops.convert_to_numpy(m(self.images, training=False)) for m in models]
+        return float(np.max(np.abs(found[0] - found[1])))
 
     def early_stopping(self):
-        model = self.model()
-        stopping = keras.callbacks.EarlyStopping(
-            "loss", patience=1, min_delta=100.0, restore_best_weights=True
-        )
-        losses = self.fit(model, self.images, self.labels, epochs=5, callbacks=[stopping])
-        return len(losses)
+        settings = {"patience": 1, "min_delta": 100.0, "restore_best_weights": True}
+        stopping = keras.callbacks.EarlyStopping("loss", **settings)
+        return len(self.fit(epochs=5, callbacks=[stopping]))
 
     def backup(self):
         folder = self.folder / f"{BACKEND}_backup"
-        alone = self.fit(self.model(), self.images, self.labels, epochs=3)
+        alone = self.fit(epochs=3)
 
         class Stops(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
@@ -130,11 +128,8 @@ class Usages:
             return keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
 
         with contextlib.suppress(KeyboardInterrupt):
-            self.fit(
-                self.model(), self.images, self.labels, epochs=3, callbacks=[saving(), Stops()]
-            )
-        rest = self.fit(self.model(), self.images, self.labels, epochs=3, callbacks=[saving()])
-        return [alone, rest]
+            self.fit(epochs=3, callbacks=[saving(), Stops()])
+        return [alone, self.fit(epochs=3, callbacks=[saving()])]
 
     # -- steps and devices -------------------------------------------------------------------------
 
@@ -154,18 +149,14 @@ class Usages:
         if BACKEND != "jax":
             return None
         # One epoch: sums are added in another order, and a code that is a tie comes in the end.
-        alone = self.fit(self.model(), self.images, self.labels)
+        alone = self.fit()
         devices = keras.distribution.list_devices()[:2]
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
         try:
-            together = self.fit(self.model(), self.images, self.labels)
+            together = self.fit()
         finally:
             keras.distribution.set_distribution(None)
         return [len(devices), alone, together]
-
-    def difference(self, one, other):
-        found = [keras.ops.convert_to_numpy(m(self.images, training=False)) for m in (one, other)]
-        return float(np.max(np.abs(found[0] - found[1])))
 
 
 _CALLS = []
@@ -218,16 +209,11 @@ class OfTorch(keras.Model):
 
 def every_usage(folder):
     """The results of all usages, by their names."""
-    usages = Usages(folder)
-    names = [
-        name
-        for name, value in vars(Usages).items()
-        if callable(value) and name not in ("__init__", "model", "compile", "fit", "difference")
-    ]
-    found = {}
-    for name in names:
-        keras.utils.set_random_seed(0)
-        found[name] = getattr(usages, name)()
+    usages, found = Usages(folder), {}
+    for name in vars(Usages):
+        if not (name.startswith("__") or name in ("model", "compile", "fit")):
+            keras.utils.set_random_seed(0)
+            found[name] = getattr(usages, name)()
     return found
 
 

@@ -413,27 +413,17 @@ def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, path):
     assert report.to_dict()["is_portable"]
 
 
-def _both_pools() -> keras.Model:
-    """The mean and the largest value of one tensor, on the grid that their concatenation has."""
-    L = keras.layers
+def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(path):
+    # The mean and the largest value of one tensor, on the grid that their concatenation has.
+    L, policy = keras.layers, sat_tf.BitPolicy.mobile(8)
     keras.utils.set_random_seed(0)
     image = keras.Input((14, 14, 3), name="image")
     tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
     pools = L.GlobalAveragePooling2D(name="mean")(tensor), L.GlobalMaxPooling2D(name="max")(tensor)
-    return keras.Model(image, L.Dense(3, name="head")(L.Concatenate(name="both")(pools)))
-
-
-def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(path):
-    model = _both_pools()
-    policy = sat_tf.BitPolicy.mobile(8)
+    model = keras.Model(image, L.Dense(3, name="head")(L.Concatenate(name="both")(pools)))
     plan = sat_tf.explain(model, policy)
-    quantized = calibrated(model, policy)
-    report, _ = proved(quantized, path, zoo.images_for(quantized))
+    report, _ = proved(calibrated(model, policy), path, zoo.images_for(model))
     assert "MEAN" not in report.operators
     assert report.operators["DEPTHWISE_CONV_2D"] == 1
     assert report.is_portable
     assert "DEPTHWISE_CONV_2D" in [name for row in plan.rows for name in row.operators]
-
-
-def test_the_mean_of_an_untied_grid_stays_a_mean(gated):
-    assert any(isinstance(op, Mean) for op in deployed_graph(Network(gated)).operations)

@@ -128,17 +128,6 @@ def _trained(model, method, bits, images):
     return quantized
 
 
-def _inverted_residual() -> keras.Model:
-    """All that MobileNet-V2 repeats, once."""
-    image = x = keras.Input((32, 32, 3), name="image")
-    for layer in block(convolution(6, strides=2)):
-        first = x = layer(x)
-    for layer in [*block(convolution(12, 1), depthwise()), convolution(6, 1), normalization()]:
-        x = layer(x)
-    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Add()([first, x]))
-    return keras.Model(image, keras.layers.Dense(10, name="classifier")(x))
-
-
 @pytest.fixture(scope="module")
 def images():
     return np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3)).astype(np.uint8)
@@ -160,7 +149,15 @@ def test_the_file_computes_the_integers_that_were_trained(name, bits, method, im
     "method", ["lsq", "lsq_plus", "l1", "kmeans", "lq_nets", "channel_bits", "qil"]
 )
 def test_biases_are_snapped(method, images, path):
-    quantized = _trained(_inverted_residual(), method, 4, images.astype(np.float32))
+    # All that MobileNet-V2 repeats, once.
+    image = x = keras.Input((32, 32, 3), name="image")
+    for layer in block(convolution(6, strides=2)):
+        first = x = layer(x)
+    for layer in [*block(convolution(12, 1), depthwise()), convolution(6, 1), normalization()]:
+        x = layer(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Add()([first, x]))
+    model = keras.Model(image, keras.layers.Dense(10, name="classifier")(x))
+    quantized = _trained(model, method, 4, images.astype(np.float32))
     differing = []
     for snap in (False, True):
         if snap:

@@ -72,16 +72,6 @@ def _model(function) -> keras.Model:
     return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
 
 
-def _gated() -> keras.Model:
-    """Squeeze and excitation."""
-    image = keras.Input((12, 12, 3))
-    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3)(image)))
-    gate = L.Conv2D(4, 1, activation="swish")(L.GlobalAveragePooling2D(keepdims=True)(x))
-    gate = L.Conv2D(8, 1, activation="sigmoid")(gate)
-    x = L.Conv2D(8, 3)(L.Multiply()([x, gate]))
-    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
-
-
 def _trained(model: keras.Model, policy: BitPolicy = POLICY) -> keras.Model:
     """The quantized model after three steps."""
     images = _images().astype(np.float32)
@@ -132,7 +122,12 @@ def test_a_function_is_proved_and_runs_on_the_npu(name, path):
 
 @pytest.mark.thorough
 def test_squeeze_and_excitation_runs_on_the_npu(path):
-    quantized = _trained(_gated())
+    image = keras.Input((12, 12, 3))
+    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3)(image)))
+    gate = L.Conv2D(4, 1, activation="swish")(L.GlobalAveragePooling2D(keepdims=True)(x))
+    gate = L.Conv2D(8, 1, activation="sigmoid")(gate)
+    x = L.Conv2D(8, 3)(L.Multiply()([x, gate]))
+    quantized = _trained(keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x))))
     assert _assert_proved_and_compiled(quantized, path) == {"LOGISTIC", "MUL"}
 
 
@@ -236,18 +231,13 @@ def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
     assert _operators(again) == _operators(path)
 
 
-def _shared_slopes() -> keras.Model:
-    """One PReLU behind two convolutions."""
+@pytest.mark.thorough
+def test_a_prelu_that_is_called_twice_runs_on_the_npu(path):
     image = keras.Input((12, 12, 3))
     act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
     x = act(L.BatchNormalization()(L.Conv2D(6, 3, padding="same")(image)))
     x = act(L.BatchNormalization()(L.Conv2D(6, 3, padding="same")(x)))
-    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
-
-
-@pytest.mark.thorough
-def test_a_prelu_that_is_called_twice_runs_on_the_npu(path):
-    quantized = _trained(_shared_slopes())
+    quantized = _trained(keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x))))
     assert _assert_proved_and_compiled(quantized, path) == {"PRELU"}
     assert _operators(path).count("PRELU") == 2
 

@@ -241,27 +241,19 @@ def test_several_outputs_may_be_one_tensor(path):
     proved(quantized, path, images(4).astype(np.uint8))
 
 
-def _streaming_model() -> keras.Model:
-    """Two states, the second one rectified; each leaves as a slice of what it enters."""
-    frame = L.Input((1, 8), name="frame")
-    first, second = L.Input((2, 8), name="first"), L.Input((5, 6), name="second")
-    window = L.Concatenate(axis=1)([first, frame])
-    hidden = L.Conv1D(6, 3, activation="relu")(window)
-    memory = L.Concatenate(axis=1)([second, hidden])
-    logits = L.Dense(3)(L.GlobalAveragePooling1D()(memory))
-    return keras.Model([frame, first, second], [logits, window[:, 1:], memory[:, 1:]])
-
-
-def _streaming_data(count: int) -> list[np.ndarray]:
-    draw = np.random.default_rng(0)
-    data = [draw.normal(0.5, 1, (count, *shape)) for shape in [(1, 8), (2, 8), (5, 6)]]
-    return [np.float32(part) for part in (*data[:2], np.maximum(data[2], 0))]
-
-
 def test_states_leave_on_the_grids_that_they_enter_on():
+    # Two states, the second one rectified; each leaves as a slice of what it enters.
     keras.utils.set_random_seed(0)
-    policy = BitPolicy.mobile(8, input_type="int8")
-    q = calibrated(_streaming_model(), policy, _streaming_data(64))
+    shapes = {"frame": (1, 8), "first": (2, 8), "second": (5, 6)}
+    frame, first, second = (L.Input(shape, name=name) for name, shape in shapes.items())
+    window = L.Concatenate(axis=1)([first, frame])
+    memory = L.Concatenate(axis=1)([second, L.Conv1D(6, 3, activation="relu")(window)])
+    logits = L.Dense(3)(L.GlobalAveragePooling1D()(memory))
+    model = keras.Model([frame, first, second], [logits, window[:, 1:], memory[:, 1:]])
+    draw = np.random.default_rng(0)
+    data = [np.float32(draw.normal(0.5, 1, (64, *shape))) for shape in shapes.values()]
+    data[2] = np.maximum(data[2], 0)
+    q = calibrated(model, BitPolicy.mobile(8, input_type="int8"), data)
     graph = deployed_graph(Network(q))
     entering = {image.name: image.codes for image in graph.images}
     leaving = [
