@@ -141,20 +141,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2200,
+    "analysis": 2150,
     "commands": 3800,
-    "core": 2400,
+    "core": 2340,
     "exact": 12500,
     "export": 4500,
     "graph": 5000,
     "keras3": 2600,
     "loading": 900,
     "messages": 1320,
-    "planning": 1600,
+    "planning": 1590,
     "qat": 7700,
-    "quantizers": 4100,
-    "report": 800,
-    "training": 8400,
+    "quantizers": 3990,
+    "report": 745,
+    "training": 8320,
     ".": 1400,  # the modules beside the rooms, together
 }
 

@@ -109,8 +109,8 @@ def evaluate_simulator(
             fix.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
-    simulated_graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
-    load = functools.partial(_simulated, simulated_graph)
+    graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
+    load = functools.partial(_simulated, graph)
     return _evaluate(name, load, images, labels, top, processes, progress)
 
 

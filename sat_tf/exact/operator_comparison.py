@@ -412,9 +412,7 @@ class _Counter:
         tensors = file.contents.tensors
         self._places = {tensor.name: index for index, tensor in enumerate(tensors)}
         # LiteRT ends the process that asks for the values of a resource.
-        self._numeric = [
-            index for index, tensor in enumerate(tensors) if tensor.type not in _WITHOUT_VALUES
-        ]
+        self._numeric = [i for i, one in enumerate(tensors) if one.type not in _WITHOUT_VALUES]
         by_output = {operation.output: operation for operation in file.graph.operations}
         self._operations: dict[int, list[Operation]] = {}
         self.operators: list[ComparedOperator] = []
@@ -426,9 +424,8 @@ class _Counter:
             kind = f"{stored.name} {stored.custom}".strip()
             tensor = stored.outputs[0].name if stored.outputs else ""
             counts = {} if reason else {spec.name: KernelCount() for spec in specs}
-            self.operators.append(
-                ComparedOperator(number, kind, tensor, stored.multiply_adds, reason, counts)
-            )
+            adds = stored.multiply_adds
+            self.operators.append(ComparedOperator(number, kind, tensor, adds, reason, counts))
 
     def add(self, image: Pixels) -> None:
         """Runs one image in every runtime, and counts."""

@@ -114,11 +114,6 @@ def nearest(received: str, known: Iterable[str]) -> str | None:
     return by_letters[matches[0]] if matches else None
 
 
-# The advice on programs that show the graph of a file.
-IN_A_VIEWER = (
-    "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
-    "in Python write_overlay(path), writes"
-)
 # Names of earlier versions, with what to do in their place.
 REMOVED = {
     "allocate.ideal_bytes": "use average_weight_bits, which are 8 · ideal bytes / weights",
@@ -129,7 +124,8 @@ REMOVED = {
         ("Allocation.curve", "Allocation.write_picture"),
         "use sat_tf.allocate once for each value of the budget",
     ),
-    "Plan.write_diagram": IN_A_VIEWER,
+    "Plan.write_diagram": "open the .tflite file in Netron, or in Model Explorer with the overlay "
+    "that --out FILE.json, in Python write_overlay(path), writes",
     "Plan.elsewhere": "use cpu_fallback",
     "Plan.unknown": "use the rows whose multiply_adds are None",
     **{

@@ -22,12 +22,7 @@ from sat_tf.quantizers.protocol import (
     bits_of,
 )
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.values import (
-    SMALLEST_CLIPPING_LEVEL,
-    CodeRange,
-    SampledValues,
-    Variables,
-)
+from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, CodeRange, SampledValues, Variables
 
 # The variable of weights, s · sqrt(highest code), and that of LSQ+, the distance that the lower end
 # has moved.

@@ -135,10 +135,8 @@ def means_of_codes(scale: float, zero_point: int) -> Specimen:
         values = _every_sum(size, channels)
         parts.append((values, dict([_means(size, Window(size), values.shape, codes)])))
     shape = (12, 13, 9)
-    sizes, strides = (
-        ((2, 2), (3, 3), (3, 5), (1, 4), (8, 8), (12, 12)),
-        ((1, 1), (2, 2), (2, 3), (3, 1)),
-    )
+    sizes = ((2, 2), (3, 3), (3, 5), (1, 4), (8, 8), (12, 12))
+    strides = ((1, 1), (2, 2), (2, 3), (3, 1))
     windows = [Window(*each) for each in itertools.product(strides, ("SAME", "VALID"))]
     made = [_means(*each, shape, codes) for each in itertools.product(sizes, windows)]
     parts.append((rng.integers(-128, 128, shape), dict(made)))

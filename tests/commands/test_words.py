@@ -187,13 +187,8 @@ def completed(script, tmp_path):
         lines = f"""source {script}
             COMP_WORDS=({asked}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
             _sat_tf; printf '%s\\n' "${{COMPREPLY[@]}}"; complete -p sat-tf"""
-        told = subprocess.run(
-            ["bash", "--norc", "-u", "-c", lines],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        settings = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True}
+        told = subprocess.run(["bash", "--norc", "-u", "-c", lines], **settings)
         assert told.stderr == ""
         *found, registered = told.stdout.splitlines()
         assert registered == "complete -F _sat_tf sat-tf"

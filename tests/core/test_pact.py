@@ -9,12 +9,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from tests import reference
-from tests.core.execution import (
-    MODES,
-    array,
-    differentiated,
-    large_draw,
-)
+from tests.core.execution import MODES, array, differentiated, large_draw
 
 # Half a unit in the last place of 1 in float32.
 EPSILON = 2.0**-24

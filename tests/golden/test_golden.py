@@ -120,10 +120,3 @@ def test_a_file_of_a_newer_format_is_refused_with_the_fix(name, saved, tmp_path)
     message = rf"sat-tf 9\.1\.0 in format {FORMAT + 1}, expected format {FORMAT} or lower.*install"
     with pytest.raises(ValueError, match=message):
         keras.models.load_model(path)
-
-
-@pytest.mark.parametrize("mark", [{"format": "two"}, {"format": True}, {"format": 0}, {}, 3, "1"])
-def test_a_mark_that_is_none_is_refused(mark):
-    config = make.trained(make.POLICIES["mobile"])[0].layers[1].get_config()
-    with pytest.raises(ValueError, match="received a model with the mark"):
-        sat_tf.qat.wrapper.QuantizedLayer.from_config({**config, "saved_by": mark})

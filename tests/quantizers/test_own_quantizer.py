@@ -57,15 +57,28 @@ def _data():
     return images, draw.integers(0, 3, 64)
 
 
+def _calibrated(bits=4, **fields):
+    policy = sat_tf.BitPolicy.mobile(bits, **fields)
+    return sat_tf.calibrate(sat_tf.quantize_model(_model(), policy), _data()[0])
+
+
+def _used_with(activations):
+    return USED.replace("    bits, ", f'    bits, activation_quantizer="{activations}", ')
+
+
 @pytest.mark.thorough
+@pytest.mark.parametrize("activations", ["pact", "power_of_two_pact"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_a_quantizer_of_ones_own_goes_all_the_way_to_a_certificate(bits, tmp_path, monkeypatch):
+def test_quantizers_of_ones_own_go_all_the_way_to_a_certificate(
+    bits, activations, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(bits)
     model = _model()
     images, labels = _data()
     names = {"sat_tf": sat_tf, "keras": keras, "model": model, "bits": bits}
-    exec(USED, names | {"images": images, "labels": labels, "print": lambda plan: None})
+    names |= {"images": images, "labels": labels, "print": lambda plan: None}
+    exec(_used_with(activations), names)
 
     again = keras.models.load_model("quantized.keras")
     kernel = again.get_layer("quant_pointwise")
@@ -81,19 +94,24 @@ def test_a_quantizer_of_ones_own_goes_all_the_way_to_a_certificate(bits, tmp_pat
     assert 0 < np.abs(codes).max() <= quantizer.largest_code
     # Trained: the latent weights are no longer the float model's.
     assert not np.array_equal(kernel.layer.kernel, model.get_layer("pointwise").kernel)
-    assert (
-        sat_tf.verify_tflite(again, "model.tflite", images[:4].astype("uint8")).codes_differing == 0
-    )
+    layer = again.get_layer("quant_stem_relu")
+    assert layer.quantize_config.output.policy_name == activations
+    assert again.get_layer("quant_add").quantize_config.output.num_bits == 8
+    if activations == "power_of_two_pact":
+        scale = float(layer.quantize_config.output.code_range(layer.output_variables).scale)
+        assert np.log2(scale) == np.round(np.log2(scale))
+    certificate = sat_tf.verify_tflite(again, "model.tflite", images[:4].astype("uint8"))
+    assert certificate.codes_differing == 0
+    # Biases are integers in units of the 4-bit weights of the file.
+    assert certificate.trained_differing < 0.02
 
 
 @pytest.mark.thorough
 def test_it_loads_in_another_process_which_imports_its_script(tmp_path):
     keras.utils.set_random_seed(0)
     images, _ = _data()
-    policy = sat_tf.BitPolicy.mobile(
-        4, weight_quantizer="power_of_two", activation_quantizer="power_of_two_pact"
-    )
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(), policy), images)
+    own = {"weight_quantizer": "power_of_two", "activation_quantizer": "power_of_two_pact"}
+    quantized = _calibrated(**own)
     quantized.save(tmp_path / "quantized.keras")
     np.savez(tmp_path / "values.npz", images=images[:4], expected=quantized(images[:4]))
     (tmp_path / "power_of_two.py").write_text(OF_WEIGHTS + OF_ACTIVATIONS)
@@ -148,7 +166,7 @@ keras.utils.set_random_seed(0)
 images, labels = pixels_and_labels(128)
 np.savez("digits.npz", images=images, labels=labels)
 model, bits = digits_network(), 4
-{USED.replace("    bits, ", '    bits, activation_quantizer="power_of_two_pact", ')}
+{_used_with("power_of_two_pact")}
 assert type(quantized.get_layer("quant_relu_1").output_quantizer).__name__ == "PowerOfTwoPact"
 print(keras.backend.backend())
 """
@@ -180,30 +198,6 @@ def test_the_same_class_trains_on_jax_to_a_certificate_and_its_file_where_tensor
     (tmp_path / "power_of_two.py").write_text(OF_WEIGHTS + OF_ACTIVATIONS)
     assert run_on("jax", "-c", _TRAINED, tmp_path).split()[-1] == "jax"
     assert run_on("jax", "-c", _TRAINED_AGAIN, tmp_path).split()[-1] == "trained"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_an_activation_quantizer_of_ones_own_goes_all_the_way_too(bits, tmp_path):
-    keras.utils.set_random_seed(bits)
-    images, labels = _data()
-    policy = sat_tf.BitPolicy.mobile(bits, activation_quantizer="power_of_two_pact")
-    quantized = sat_tf.quantize_model(_model(), policy)
-    output = quantized.get_layer("quant_stem_relu").quantize_config.output
-    assert type(output).__name__ == "PowerOfTwoPact"
-    assert quantized.get_layer("quant_add").quantize_config.output.num_bits == 8
-    sat_tf.calibrate(quantized, images)
-    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    quantized.fit(images, labels, epochs=2, verbose=0)
-    layer = quantized.get_layer("quant_stem_relu")
-    scale = float(layer.quantize_config.output.code_range(layer.output_variables).scale)
-    assert np.log2(scale) == np.round(np.log2(scale))
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path)
-    certificate = sat_tf.verify_tflite(quantized, path, images[:8].astype("uint8"))
-    assert certificate.codes_differing == 0
-    # Biases are integers in units of the 4-bit weights of the file.
-    assert certificate.trained_differing < 0.02
 
 
 @pytest.mark.essential
@@ -261,9 +255,7 @@ def test_a_cell_that_runs_again_registers_again(registered):
 
 
 def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, registered):
-    images, _ = _data()
-    policy = sat_tf.BitPolicy.mobile(4, weight_quantizer="power_of_two")
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(), policy), images)
+    quantized = _calibrated(weight_quantizer="power_of_two")
 
     def doubled(latent, variables):
         codes, scales = registered["PowerOfTwo"](num_bits=4)._codes_and_scales(latent)

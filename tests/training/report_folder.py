@@ -19,6 +19,7 @@ from sat_tf.training.run_folder import EpochMetrics, RunFolder
 HOSTILE = "<script>document.title='hostile'</script>"
 STAGES = {"float": 60, "quantized": 80}
 _STEPS_PER_EPOCH = 20
+_BYTES = {"file_bytes": 636432, "gzip_bytes": 296109}
 
 
 def write_rows(folder: RunFolder, rows: list[EpochMetrics]) -> None:
@@ -29,29 +30,19 @@ def write_rows(folder: RunFolder, rows: list[EpochMetrics]) -> None:
 
 def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: int = 0) -> RunFolder:
     """Writes the files that a report is made of."""
-    names = [layer.format(index) for index in range(12)]
     epochs, before = [], 0
     for stage, total in STAGES.items():
         if stage != "float":
             epochs.append(EpochMetrics(stage=stage, epoch=0, step=0, held_out_top1=0.9))
         for step in range(_STEPS_PER_EPOCH, total + 1, _STEPS_PER_EPOCH):
-            epochs.append(
-                EpochMetrics(
-                    stage=stage,
-                    epoch=step // _STEPS_PER_EPOCH,
-                    step=step,
-                    learning_rate=0.01,
-                    loss=2.0 * math.exp(-(before + step) / 40),
-                    data_loss=1.0 * math.exp(-(before + step) / 40),
-                    train_top1=0.9,
-                    train_top5=0.99,
-                    held_out_loss=2.2 * math.exp(-(before + step) / 45),
-                    held_out_top1=1 - math.exp(-(before + step) / 35),
-                    held_out_top5=0.999,
-                    clipping_level=None if stage == "float" else 2 + step / 50,
-                    seconds=1.5,
-                )
-            )
+            falling = math.exp(-(before + step) / 40)
+            fields = {"learning_rate": 0.01, "loss": 2.0 * falling, "data_loss": falling}
+            fields |= {"train_top1": 0.9, "train_top5": 0.99, "seconds": 1.5}
+            fields |= {"held_out_loss": 2.2 * falling, "held_out_top1": 1 - falling}
+            level = None if stage == "float" else 2 + step / 50
+            fields |= {"held_out_top5": 0.999, "clipping_level": level}
+            epoch = step // _STEPS_PER_EPOCH
+            epochs.append(EpochMetrics(stage=stage, epoch=epoch, step=step, **fields))
         before += total
     write_rows(folder, epochs)
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
@@ -60,25 +51,14 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
         run_folder.ENVIRONMENT,
         {"seed": 3, "tensorflow": "2.21.0", "commit": None, "devices": ["CPU: one", "CPU: two"]},
     )
-    results = Results(
-        float_top1=0.9759,
-        float_top5=1.0,
-        quantized_top1=0.968,
-        quantized_top5=0.999,
-        tflite_top1=0.9703,
-        held_out_images=539,
-        verified_images=539,
-        parameters=423018,
-        file_bytes=636432,
-        gzip_bytes=296109,
-        codes_compared=54379166,
-        codes_differing=codes_differing,
-        trained_differing=0.0,
-        seconds=119.7,
-    )
+    shares = {"float_top1": 0.9759, "float_top5": 1.0, "tflite_top1": 0.9703}
+    shares |= {"quantized_top1": 0.968, "quantized_top5": 0.999, "trained_differing": 0.0}
+    numbers = {"held_out_images": 539, "verified_images": 539, "parameters": 423018}
+    numbers |= {"codes_compared": 54379166, "codes_differing": codes_differing, **_BYTES}
+    results = Results(**shares, **numbers, seconds=119.7)
     folder.write_json(output_folder.RESULTS, results.to_dict())
     folder.write_json(output_folder.CERTIFICATE, _certificate(layer, codes_differing).to_dict())
-    write_layers(folder, list(_layers(names)))
+    write_layers(folder, list(_layers(layer)))
     return folder
 
 
@@ -100,57 +80,43 @@ def _certificate(layer, codes_differing):
     return Certificate(
         model="demo",
         file="model.tflite",
-        bytes=636432,
-        gzip_bytes=296109,
+        bytes=_BYTES["file_bytes"],
+        gzip_bytes=_BYTES["gzip_bytes"],
         sha256="ab" * 32,
-        operators={},
-        float_operators=[],
         float_layers=[layer] if layer == HOSTILE else [],
-        versions={},
         num_images=539,
         images_sha256="cd" * 32,
         images_from=ImagesFrom("held-out images"),
         reference="simulation",
         agreement=1.0,
-        top1={},
         runtimes=runtimes,
-        refused={},
-        codes=[],
-        trained=[],
-        warnings=[],
         float_outputs=[parts, dataclasses.replace(parts, name="classes", agreement=1.0)],
+        **{name: {} for name in ("operators", "versions", "top1", "refused")},
+        **{name: [] for name in ("float_operators", "codes", "trained", "warnings")},
     )
 
 
-def _layers(names):
-    for name in names:
+def _layers(layer):
+    kernel = {"weight_bits": 4, "weight_grid": "dorefa", "weight_codes": 16}
+    output = {"activation_bits": 4, "activation_codes": 16, "activation_codes_used": 16}
+    output |= {"clipping_level": 2.5, "clipped": 0.0123}
+    for index in range(12):
+        name = layer.format(index)
         yield LayerRow(
             name=name.replace("relu", "expand"),
             kind="Conv2D",
             parameters=12345,
-            weight_bits=4,
-            weight_grid="dorefa",
-            weight_codes=16,
             weight_codes_used=15,
+            **kernel,
         )
-        yield LayerRow(
-            name=name,
-            kind="ReLU",
-            parameters=0,
-            activation_bits=4,
-            clipping_level=2.5,
-            activation_codes=16,
-            activation_codes_used=16,
-            clipped=0.0123,
-        )
+        yield LayerRow(name=name, kind="ReLU", parameters=0, **output)
+    kernel = {"weight_bits": 8, "weight_grid": "narrow", "weight_codes": 255}
+    rescale = {"rescale": "constant", "rescale_constant": 0.316}
     yield LayerRow(
         name="classifier",
         kind="Dense",
         parameters=12810,
-        weight_bits=8,
-        weight_grid="narrow",
-        weight_codes=255,
         weight_codes_used=201,
-        rescale="constant",
-        rescale_constant=0.316,
+        **kernel,
+        **rescale,
     )

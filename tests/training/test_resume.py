@@ -37,13 +37,8 @@ def together(tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     losses = processes.finish(processes.start(folder, *WORKERS, workers=2))
     assert losses[0] == losses[1]
-    expect_equal(processes.weights(folder, 0), processes.weights(folder, 1))
+    np.testing.assert_equal(processes.weights(folder, 0), processes.weights(folder, 1))
     return losses[0], processes.weights(folder)
-
-
-def expect_equal(one, other):
-    for left, right in zip(one, other, strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 def kill(running, signal_number):
@@ -63,7 +58,7 @@ def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     assert [row.step for row in rows] == list(range(2, 21, 2))  # neither a gap nor an epoch twice
     assert min(rest) >= RESUMED_FROM
     assert rest == {step: loss for step, loss in losses.items() if step in rest}
-    expect_equal(processes.weights(tmp_path), weights)
+    np.testing.assert_equal(processes.weights(tmp_path), weights)
 
 
 @pytest.mark.slow
@@ -76,7 +71,7 @@ def test_a_killed_run_of_every_method_goes_on_bit_for_bit(method, tmp_path):
     processes.finish(running, status=-signal.SIGKILL)
     (rest,) = processes.finish(processes.start(folders[1], *UNEVEN, method=method))
     assert rest == {step: loss for step, loss in losses.items() if step in rest}
-    expect_equal(*map(processes.weights, folders))
+    np.testing.assert_equal(*map(processes.weights, folders))
 
 
 @pytest.mark.thorough
@@ -96,7 +91,7 @@ def test_a_run_that_is_asked_to_stop_says_which_epoch_is_saved_and_goes_on_behin
     losses, weights = alone
     assert min(rest) == 2 * epoch + 1
     assert rest == {step: losses[step] for step in range(min(rest), 21)}
-    expect_equal(processes.weights(tmp_path), weights)
+    np.testing.assert_equal(processes.weights(tmp_path), weights)
 
 
 @pytest.mark.thorough
@@ -122,4 +117,4 @@ def test_two_killed_processes_go_on_bit_for_bit(together, tmp_path):
     losses, weights = together
     assert min(rests[0]) >= RESUMED_FROM
     assert rests[0] == rests[1] == {step: losses[step] for step in rests[0]}
-    expect_equal(processes.weights(tmp_path), weights)
+    np.testing.assert_equal(processes.weights(tmp_path), weights)

@@ -137,13 +137,12 @@ class Certificate(Displayed, CertificateRecord):
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the paths of a certificate and of its page: the page has the suffix .html."""
     path = check_writable(path)
-    beside = path.with_suffix(".html")
-    if beside == path:
+    if path.suffix == ".html":
         raise ValueError(
             f"{path}: received the name of a page, expected that of a JSON file; the page goes "
             "beside it: end the name with .json."
         )
-    return path, check_writable(beside)
+    return path, check_writable(path.with_suffix(".html"))
 
 
 def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:

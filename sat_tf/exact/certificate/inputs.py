@@ -83,7 +83,7 @@ def image_problems(
     elif not is_finite:
         problems.append("received values that are NaN or infinite, expected finite ones.")
     if shape is not None and (images.ndim != len(shape) + 1 or images.shape[1:] != shape):
-        sizes = ", ".join(str(size) for size in shape)
+        sizes = ", ".join(map(str, shape))
         problems.append(
             f"received shape {images.shape}, expected (n, {sizes}); resize them, and add "
             "the batch dimension to a single one."

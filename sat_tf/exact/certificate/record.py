@@ -342,8 +342,7 @@ class CertificateRecord:
         if "float" in right:
             # Labels tell which of two classes is right, and accuracy what the wrong one costs.
             return right["float"] - right["tflite"]
-        values_are_off = count.values is not None and count.values.is_bad
+        is_off = count.values.is_bad if count.values else None
         if not count.has_classes:
-            return math.inf if values_are_off else 0.0
-        is_near = count.values is not None and not values_are_off
-        return 0.0 if is_near or count.agreement is None else 1.0 - count.agreement
+            return math.inf if is_off else 0.0
+        return 0.0 if is_off is False or count.agreement is None else 1.0 - count.agreement

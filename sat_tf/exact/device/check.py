@@ -268,11 +268,8 @@ def start() -> None:
 
     here = pathlib.Path(__file__).resolve().parent  # a folder, or the zip itself
     try:
-        if here.is_dir():
-            manifest, script = ((here / name).read_bytes() for name in ("kit.json", "check.py"))
-        else:
-            with zipfile.ZipFile(here) as kit:
-                manifest, script = (kit.read(name) for name in ("kit.json", "check.py"))
+        place = here if here.is_dir() else zipfile.Path(here)
+        manifest, script = ((place / name).read_bytes() for name in ("kit.json", "check.py"))
         is_whole = json.loads(manifest)["files"]["check.py"] == hashlib.sha256(script).hexdigest()
     except Exception:  # zlib's, zipfile's, json's: whatever it is, the kit is damaged
         is_whole = False

@@ -91,9 +91,9 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
 
 
 # XNNPACK's source adds a product to a float32 number, which compilers fuse where processors can.
-OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), shifted_up)
-OF_XNNPACK_FUSED = Interpolation(
-    11, functools.partial(_in_float32, move=fused_multiply_add), shifted_up
+OF_XNNPACK, OF_XNNPACK_FUSED = (
+    Interpolation(11, functools.partial(_in_float32, move=move), shifted_up)
+    for move in (multiply_add, fused_multiply_add)
 )
 OF_BUILTIN = Interpolation(10, _in_integers, shifted_away)
 

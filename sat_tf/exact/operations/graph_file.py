@@ -201,9 +201,8 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     read_names |= {end.name for end in contents.outputs}
     for index, operator in enumerate(contents.operators):
         if read_names.isdisjoint(output.name for output in operator.outputs):
-            raise NotUnderstoodError(
-                f"operator {index}, {operator.name}: nothing reads what it makes"
-            )
+            where = f"operator {index}, {operator.name}"
+            raise NotUnderstoodError(f"{where}: nothing reads what it makes")
     return _assembled(contents, name, progress)
 
 

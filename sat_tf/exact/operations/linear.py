@@ -156,10 +156,10 @@ class Linear(Operation):
         shape = graph.tensors[self.inputs[0] if transposed else self.output].shape
         return math.prod(shape[:-1]) * int(self.kernel.size)
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
-        if not self.is_builtin or self.is_float(graph):
-            return super().portability(graph)
+        if not self.is_builtin:
+            return super().portability_of_codes(graph)
         why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
         return Portability(Basis.IMAGES, f"{why}builtin kernels, which round otherwise on Arm")
 
@@ -297,10 +297,8 @@ class Linear(Operation):
         window = WHOLE
         if linear_kind is LinearKind.TRANSPOSED:
             window = operator.window()
-            usual = windows.transposed_size(
-                operator.tensor(0).shape[1:3], kernel.shape[1:3], window
-            )
-            lengths = operator.output.shape[1:3]
+            sizes, lengths = operator.tensor(0).shape[1:3], operator.output.shape[1:3]
+            usual = windows.transposed_size(sizes, kernel.shape[1:3], window)
             rows, columns = (length - size for length, size in zip(lengths, usual, strict=True))
             window = dataclasses.replace(window, more=(rows, columns))
         elif not (pixelwise or linear_kind is LinearKind.FULLY_CONNECTED):

@@ -192,8 +192,7 @@ class Lookup(Operation):
         return _CAST.name, _ADD.name, _GATHER.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (stored,) = inputs
-        return np.asarray(self.table.astype(np.int32)[stored + FIRST])
+        return np.asarray(self.table.astype(np.int32)[inputs[0] + FIRST])
 
     def write(self, writer: Writer) -> None:
         """Adds CAST and ADD, as places in a table are int32, and GATHER."""
@@ -269,10 +268,8 @@ class Softmax(Operation):
     makes_probabilities = True
     rounds = True
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: the codes that it reads are as portable as without it."""
-        if self.is_float(graph):
-            return super().portability(graph)
         why = "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
         return Portability(shared.Basis.IMAGES, f"{why}code of a thousand")
 

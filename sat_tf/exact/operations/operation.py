@@ -179,10 +179,14 @@ class Operation(abc.ABC):
     def portability(self, graph: Tensors) -> Portability:
         """Returns how far processors agree with x86 on its codes, where XNNPACK runs the file."""
         if not self.is_float(graph):
-            return Portability(Basis.RULE, self.same_because)
+            return self.portability_of_codes(graph)
         if self.same_in_float_because:
             return Portability(Basis.RULE, self.same_in_float_because)
         return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
+
+    def portability_of_codes(self, graph: Tensors) -> Portability:
+        """Returns its portability where it makes codes."""
+        return Portability(Basis.RULE, self.same_because)
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """Returns why kernels may end the process that runs them; None where they never do."""

@@ -150,10 +150,8 @@ class Pair(shared.Operation):
             "small: call sat_tf.calibrate, or train longer."
         )
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every product of two codes is known."""
-        if self.is_float(graph):
-            return super().portability(graph)
         if self.kind is not Pointwise.PRODUCT:
             return Portability(Basis.RULE, shared.SELECTED if self.kind.selects else SUMS_ALIKE)
         grids, output = self._grids(graph), graph.codes(self.output)

@@ -118,15 +118,13 @@ class ResizeBilinear(Operation):
         rows, columns = map(kernels.interpolation.places, self.grids(graph))
         return rows, columns
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every place is known, and sums of integers are the same everywhere."""
-        if self.is_float(graph):
-            return super().portability(graph)
 
-        def positions(kernels: KernelSet, places: np.ndarray) -> np.ndarray:
-            rule = kernels.interpolation
-            axis_positions = [axis.positions(rule.bits) for axis in self._places(graph, kernels)]
-            return np.concatenate(axis_positions)[places]
+        def positions(kernels: KernelSet, _: np.ndarray) -> np.ndarray:
+            bits = kernels.interpolation.bits
+            axes = [axis.positions(bits) for axis in self._places(graph, kernels)]
+            return np.concatenate(axes)
 
         total = sum(self.size)
         return enumerated(np.arange(total), positions, "places", total=total)
@@ -201,10 +199,8 @@ class Mean(Operation):
         rounded = kernels.mean(sums, count, scales, zeros, of_images)
         return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
 
-    def portability(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every sum of its codes is known."""
-        if self.is_float(graph):
-            return super().portability(graph)
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         rows, columns, _ = graph.tensors[self.inputs[0]].shape
         count = rows * columns

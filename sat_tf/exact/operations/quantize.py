@@ -99,8 +99,7 @@ class ShiftOutput(_Conversion):
         return self.inputs[0]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        return source.astype(np.int32) + UNSIGNED_SHIFT
+        return inputs[0].astype(np.int32) + UNSIGNED_SHIFT
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -147,8 +146,7 @@ class Dequantize(_Conversion):
         return self.inputs[0]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        return dequantized(source, graph.codes(self.inputs[0]))
+        return dequantized(inputs[0], graph.codes(self.inputs[0]))
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:

@@ -166,7 +166,7 @@ class Computed(Tabled):
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         return self.row.problem(source.scale, output.scale)
 
-    def portability(self, graph: Tensors) -> shared.Portability:
+    def portability_of_codes(self, graph: Tensors) -> shared.Portability:
         if self.row.of_one_value:
             return shared.enumerated(
                 STORED, lambda kernels, _: self._table(graph, kernels), "values", total=STORED.size
@@ -235,8 +235,7 @@ class Reshape(Operation):
     same_in_float_because = shared.SELECTED
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        return source.reshape(-1, *graph.tensors[self.output].shape)
+        return inputs[0].reshape(-1, *graph.tensors[self.output].shape)
 
     def write(self, writer: Writer) -> None:
         write_reshape(writer, self.inputs[0], self.output)

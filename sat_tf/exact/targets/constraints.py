@@ -232,10 +232,9 @@ def strided_slice(operator: StoredOperator) -> Failures:
 
 def same_grids(operator: StoredOperator) -> Failures:
     """All codes that it reads and makes have one scale and one zero point."""
-    tensors = [
-        tensor for tensor in (*operator.reads, *operator.outputs) if tensor.type not in _NO_CODES
-    ]
-    grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in tensors}
+    tensors = (*operator.reads, *operator.outputs)
+    codes = (tensor for tensor in tensors if tensor.type not in _NO_CODES)
+    grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in codes}
     if len(grids) != 1:
         yield "its tensors have different scales", ""
 

@@ -33,13 +33,6 @@ _ALWAYS_UNPACKED_BYTES = 2**18
 _MOST_TABLES = 2**17
 _TABLE_BYTES = 8
 _OFFSET_BYTES = 4
-# The vectors of tables in a model, by their attribute: these tables hold no vectors of tables, so
-# that each unpacks in the time that its bytes take.
-_MODEL_VECTORS = {
-    "operatorCodes": tfl.OperatorCodeT,
-    "buffers": tfl.BufferT,
-    "metadata": tfl.MetadataT,
-}
 # More values than LiteRT itself takes in a tensor on a phone.
 _MOST_VALUES = 2**28
 # Types of integers that share a byte, the first one in the lowest bits.
@@ -118,8 +111,10 @@ def _unpacked_model(content: bytes) -> Any:
     """Unpacks the parts of the schema's `ModelT` that are read here."""
     budget, root, model = _Budget(content), tfl.Model.GetRootAs(content, 0), tfl.ModelT()
     model.version = root.Version()
-    for attribute, table_type in _MODEL_VECTORS.items():
-        setattr(model, attribute, _vector(root, attribute, table_type.InitFromObj, budget))
+    # These tables hold no vectors of tables, so that each unpacks in the time that its bytes take.
+    model.operatorCodes = _vector(root, "operatorCodes", tfl.OperatorCodeT.InitFromObj, budget)
+    model.buffers = _vector(root, "buffers", tfl.BufferT.InitFromObj, budget)
+    model.metadata = _vector(root, "metadata", tfl.MetadataT.InitFromObj, budget)
     for buffer in model.buffers:
         # Other tools put large buffers after the flatbuffer, at an offset; 0 and 1 are no offsets.
         if buffer.offset > 1:

@@ -42,14 +42,10 @@ class Writer:
     def __init__(self, graph: Tensors, *, resizable: bool = False) -> None:
         self.graph, self.resizable = graph, resizable
         self.subgraph = _table(tfl.SubGraphT, name="main", tensors=[], operators=[])
-        self.model = _table(
-            tfl.ModelT,
-            version=_SCHEMA_VERSION,
-            description=f"sat-tf {__version__}",
-            buffers=[tfl.BufferT()],  # buffer 0 stands for "no data"
-            operatorCodes=[],
-            subgraphs=[self.subgraph],
-        )
+        self.model = _table(tfl.ModelT, version=_SCHEMA_VERSION, subgraphs=[self.subgraph])
+        self.model.description = f"sat-tf {__version__}"
+        self.model.buffers = [tfl.BufferT()]  # buffer 0 stands for "no data"
+        self.model.operatorCodes = []
         self.indices: dict[int | str, int] = {}
         self._kernel_buffers: dict[bytes, int] = {}
         self._names = {*(image.name for image in graph.images), *graph.tensors}

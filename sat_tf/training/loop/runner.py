@@ -247,7 +247,10 @@ def train_and_save(run: Run, name: str) -> None:
 
 
 def _candidates(run: Run, name: str) -> Iterator[tuple[int | None, keras.Model]]:
-    """Yields the models that a stage can end with, as `train_stage` does, the best guess first."""
+    """Yields the models that a stage can end with, as `train_stage` does, the best guess first.
+
+    Statistics are measured again on trained weights, so that what is measured is shipped.
+    """
     start, trains = run.models[name], run.trains(name)
     if name == "quantized" and (not trains or run.keeps_best(name)):
         # The start, which may be kept, is measured as it would be saved.
@@ -259,7 +262,15 @@ def _candidates(run: Run, name: str) -> Iterator[tuple[int | None, keras.Model]]
     if epoch != 0:
         final = training_copy(model) if epoch else model
         if run.measures_again:
-            _measure_statistics_again(run, name, final)
+            run.say(f"{name:9}  measuring statistics again")
+            sample = run.calibration_images()
+            with value_errors_as_run_errors(), warnings.catch_warnings():
+                # Stale statistics are expected here: training has just ended.
+                warnings.simplefilter("ignore", StaleStatisticsWarning)
+                if quantized_layers(final):
+                    calibrate(final, **sample, clipping_levels=False)
+                else:
+                    estimate_statistics(final, **sample)
         if name == "quantized":
             _snap_biases(run, final)
         yield epoch, final
@@ -268,19 +279,6 @@ def _candidates(run: Run, name: str) -> Iterator[tuple[int | None, keras.Model]]
         yield epoch, model
     if epoch is not None:
         yield 0, start
-
-
-def _measure_statistics_again(run: Run, name: str, model: keras.Model) -> None:
-    """Fits what a trained model measures to its weights, so that what is measured is shipped."""
-    run.say(f"{name:9}  measuring statistics again")
-    sample = run.calibration_images()
-    with value_errors_as_run_errors(), warnings.catch_warnings():
-        # Stale statistics are expected here: training has just ended.
-        warnings.simplefilter("ignore", StaleStatisticsWarning)
-        if quantized_layers(model):
-            calibrate(model, **sample, clipping_levels=False)
-        else:
-            estimate_statistics(model, **sample)
 
 
 def _snap_biases(run: Run, model: keras.Model) -> None:

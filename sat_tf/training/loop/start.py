@@ -105,12 +105,6 @@ def about_data(source: ImageSource) -> list[str]:
     ]
 
 
-def fed_range(model: keras.Model) -> InputRange:
-    """The input range of a quantized model with one input; pixels if that is not an image."""
-    network = Network(model)
-    return input_ranges(network).get(network.inputs[0], PIXELS)
-
-
 def expect_same_on_all_workers(
     strategy: tf.distribute.Strategy, config: Config, source: ImageSource
 ) -> None:
@@ -167,9 +161,10 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
                 **plan.options,
             )
         model = float_start(config, plain)
-    input_range = fed_range(quantized_start(config, model))
+    network = Network(quantized_start(config, model))
     read_teacher(config, source)
-    return model, input_range
+    # An input that is no image is fed pixels.
+    return model, input_ranges(network).get(network.inputs[0], PIXELS)
 
 
 @value_errors_as_run_errors()

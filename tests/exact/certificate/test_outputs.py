@@ -49,9 +49,8 @@ def test_one_number_is_a_class_behind_a_sigmoid_alone():
     assert count.mean_difference == pytest.approx(0.5 / 3)
     assert count.largest_difference == pytest.approx(0.2)
     assert count.spread == pytest.approx(np.std(other))
-    assert certified.smallest_agreement([count, compared(sigmoid, one, other)]) == pytest.approx(
-        2 / 3
-    )
+    counts = [count, compared(sigmoid, one, other)]
+    assert certified.smallest_agreement(counts) == pytest.approx(2 / 3)
     assert certified.smallest_agreement([count]) is None
 
 

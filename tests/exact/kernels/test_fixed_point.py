@@ -221,12 +221,9 @@ def test_means_are_those_of_whole_numbers_with_and_without_fusing(total, count, 
     multiplier = xnnpack.mean_multiplier(source, output, count)
     given_values = np.array([total]), multiplier, count, zeros
     expected = (total, count, scales, zeros)
-    rules = {
-        xnnpack.multiply_add: reference.mean_on_x86,
-        xnnpack.fused_multiply_add: reference.mean_on_arm,
-    }
-    for add, mean in rules.items():
-        assert xnnpack.mean(*given_values, add).item() == mean(*expected)
+    by_x86, by_arm = xnnpack.multiply_add, xnnpack.fused_multiply_add
+    assert xnnpack.mean(*given_values, by_x86).item() == reference.mean_on_x86(*expected)
+    assert xnnpack.mean(*given_values, by_arm).item() == reference.mean_on_arm(*expected)
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)

@@ -1,7 +1,7 @@
 """Models that are half integer and half float: who writes which part, and what is proved of it."""
 
-import dataclasses
 import pathlib
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +14,6 @@ from sat_tf.exact.certificate.proof import verify_file
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.tflite.contents import read_contents
-from sat_tf.export.export import ExportReport
 from sat_tf.export.lowering.packing import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
@@ -143,36 +142,24 @@ HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Half:
-    """A model of which some layers stay float, with its file."""
-
-    model: keras.Model
-    float_layers: list[str]
-    path: pathlib.Path
-    report: ExportReport
-
-    @property
-    def images(self) -> np.ndarray:
-        return images_for(self.model)
-
-
 @pytest.fixture(scope="module", params=HALVES)
-def half(request, tmp_path_factory) -> Half:
+def half(request, tmp_path_factory):
+    """A model of which some layers stay float, with its file."""
     build, float_layers = HALVES[request.param]
     model = Specimen(build, POLICY).quantized()
     path = tmp_path_factory.mktemp(request.param) / "model.tflite"
-    return Half(model, float_layers, path, sat_tf.export_tflite(model, path))
+    report = sat_tf.export_tflite(model, path)
+    assert report.float_layers == float_layers
+    return types.SimpleNamespace(model=model, path=path, report=report, images=images_for(model))
 
 
 @pytest.mark.thorough
 def test_every_integer_around_a_float_layer_is_certified_with_and_without_its_model(half):
-    assert half.report.float_layers == half.float_layers
     certificate = sat_tf.verify_tflite(half.model, half.path, half.images)
     alone = verify_file(half.path, half.images)
     for found in (certificate, alone):
         assert found.codes_differing == 0
-        assert found.float_layers == half.float_layers
+        assert found.float_layers == half.report.float_layers
     assert alone.codes == certificate.codes
     assert {t.name for t in certificate.tensors} == set(half.report.certified)
     assert certificate.agreement > 0.9
@@ -183,11 +170,9 @@ def test_a_float_layer_computes_what_keras_computes(half):
     graph = with_own_names(deployed_graph(Network(half.model)))
     runtime = Runtime(half.path.read_bytes(), keep_tensors=True)
     runtime.run(half.images)
-    given = runtime.tensors(
-        tensor for tensor in graph.tensors if graph.tensors[tensor].codes is None
-    )
+    given = runtime.tensors(name for name in graph.tensors if graph.tensors[name].codes is None)
     simulated = simulate(graph, half.images, given)
-    for name in half.float_layers:
+    for name in half.report.float_layers:
         scale = np.max(np.abs(simulated[name]))
         # Two implementations of float32, such as of a sigmoid.
         np.testing.assert_allclose(given[name], simulated[name], atol=1e-5 * scale)
@@ -199,14 +184,14 @@ def test_the_export_leaves_the_model_as_it_is(half, path):
     again = sat_tf.export_tflite(half.model, path)
     assert half.path.read_bytes() == path.read_bytes()
     assert calls == {layer.name: len(layer.inbound_nodes) for layer in half.model.layers}
-    for name in half.float_layers:
+    for name in half.report.float_layers:
         assert any(name in warning for warning in again.warnings)
 
 
 @pytest.mark.thorough
 def test_the_converter_carries_float_layers_too(half, path):
     report = sat_tf.export_tflite(half.model, path, route="converter")
-    assert report.float_layers == half.float_layers
+    assert report.float_layers == half.report.float_layers
     assert report.certified == []
     assert any("not certified" in warning for warning in report.warnings)
     output = Runtime(path.read_bytes(), keep_tensors=False).run(half.images)
@@ -242,14 +227,8 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     expected = model.predict(images * np.float32(input_max / 255.0), verbose=0)
     output = Runtime(path.read_bytes(), keep_tensors=False).run(images)
     np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
-    kernels = [
-        tensor
-        for operator in read_contents(path.read_bytes(), "file").operators
-        for tensor in operator.inputs
-        if tensor.name.endswith("/kernel")
-    ]
-    assert len(kernels) == 5
-    assert {tensor.type for tensor in kernels} == {"INT8"}
+    tensors = read_contents(path.read_bytes(), "file").tensors
+    assert [each.type for each in tensors if each.name.endswith("/kernel")] == ["INT8"] * 5
 
 
 def two_branches() -> keras.Model:
@@ -258,9 +237,8 @@ def two_branches() -> keras.Model:
     x = ReLU()(normalization()(layers.DepthwiseConv2D(3, depth_multiplier=2)(x)))
     y = normalization()(convolution(12, 1, dilation_rate=2)(x))
     x = layers.Add()([layers.MaxPooling2D(1)(x), y])
-    x = layers.Concatenate()(
-        [layers.Conv2D(4, 1, activation="relu")(x), layers.AveragePooling2D(1)(x)]
-    )
+    branches = layers.Conv2D(4, 1, activation="relu")(x), layers.AveragePooling2D(1)(x)
+    x = layers.Concatenate()([*branches])
     return keras.Model(image, Dense(4, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
 
 

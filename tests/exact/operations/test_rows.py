@@ -431,10 +431,9 @@ def pool(rng: Rng) -> Form:
     size, strides = rng.integers(1, 4, 2), rng.integers(1, 3, 2)
     where, fused = grid(rng), int(rng.choice([0, 0, 1, 3]))
     made = [-(-length // stride) for length, stride in zip(SMALL[1:3], strides, strict=True)]
-    sides = zip(
-        ("strideH", "strideW", "filterHeight", "filterWidth"), (*strides, *size), strict=True
-    )
-    values = {"padding": 0, "fusedActivationFunction": fused, **{n: int(side) for n, side in sides}}
+    names = ("strideH", "strideW", "filterHeight", "filterWidth")
+    values = dict(zip(names, map(int, (*strides, *size)), strict=True))
+    values |= {"padding": 0, "fusedActivationFunction": fused}
     output = Grid((1, *map(int, made), 4), *where)
     return Form([Grid(SMALL, *where)], [output], "Pool2DOptions", values, is_own=not fused)
 

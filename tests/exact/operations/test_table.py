@@ -204,14 +204,6 @@ def test_every_operation_is_told_in_words_and_bytes(graph):
     assert f"{adds:,} multiply-adds an image" in printed
 
 
-def test_what_stands_for_an_operator_that_nobody_knows_says_so():
-    operation = FloatLayerOperator(("x",), "y", "GELU", "layer")
-    graph = graph_of(operation, SHAPE)
-    for ask in (lambda: operation.simulate(graph), lambda: serialize(graph, {})):
-        with pytest.raises(ValueError, match="an operator that the simulator does not know"):
-            ask()
-
-
 @dataclasses.dataclass(frozen=True)
 class Positive(Operation):
     """Codes from 0 on, on a grid around 0: RELU by itself."""

@@ -115,24 +115,15 @@ def test_a_board_has_a_file_of_configurations_of_its_own(mobilenet, tmp_path):
     names = {"system_config": "Board", "memory_mode": "Split"}
     compiled = compile_file(mobilenet, "ethos-u55-128", config=config, **names)
     assert {name: getattr(compiled, name) for name in names} == names
-    with pytest.raises(ValueError, match=r"memory_mode: received None.*\[Memory_Mode\.NAME\]"):
-        compile_file(mobilenet, "ethos-u55-128", config=config, system_config="Board")
-    config.write_text("no sections")
-    with pytest.raises(ValueError, match=r"config: .*board\.ini: .*\[System_Config\.Board\]"):
-        compile_file(mobilenet, "ethos-u55-128", config=config, **names)
 
 
-def test_names_that_the_reports_of_the_compiler_cannot_hold_are_refused(mobilenet, tmp_path):
+@pytest.mark.parametrize("start", ["]]>", "a,\n"])
+def test_reports_of_the_compiler_hold_odd_names(start, mobilenet, tmp_path):
     path = tmp_path / "model.tflite"
     name = read_contents(mobilenet.read_bytes(), "model").operators[3].outputs[0].name
-    for start, is_held in (("]]>", True), ("a,\n", True), ('"', False)):
-        other = start + name[len(start) :]
-        path.write_bytes(mobilenet.read_bytes().replace(name.encode(), other.encode()))
-        if is_held:
-            assert other in compile_file(path, "ethos-u55-128").milliseconds_of
-        else:
-            with pytest.raises(ValueError, match="without quotation marks"):
-                compile_file(path, "ethos-u55-128")
+    other = start + name[len(start) :]
+    path.write_bytes(mobilenet.read_bytes().replace(name.encode(), other.encode()))
+    assert other in compile_file(path, "ethos-u55-128").milliseconds_of
 
 
 def test_packed_kernels_are_named_where_the_compiler_crashes(tmp_path):

@@ -20,13 +20,6 @@ def labels_of(source, count, *, batch_size, seed=0, **options):
     return np.concatenate([labels for _, labels in pieces(batches, count)])
 
 
-def assert_same(one, other):
-    assert len(one) == len(other)
-    for mine, theirs in zip(one, other, strict=True):
-        np.testing.assert_array_equal(mine[0], theirs[0])
-        np.testing.assert_array_equal(mine[1], theirs[1])
-
-
 def assert_resumes_exactly(source, *, batch_size, epochs):
     """Batches from an epoch on are those of a run that came there."""
     per_epoch = source.num_train // batch_size
@@ -35,7 +28,7 @@ def assert_resumes_exactly(source, *, batch_size, epochs):
     )
     for epoch in epochs:
         resumed = source.training_batches(batch_size=batch_size, seed=3, first_epoch=epoch)
-        assert_same(pieces(resumed, 3), whole[epoch * per_epoch :][:3])
+        np.testing.assert_equal(pieces(resumed, 3), whole[epoch * per_epoch :][:3])
 
 
 def assert_workers_share_batches(source, *, batch_size, steps):
@@ -48,7 +41,7 @@ def assert_workers_share_batches(source, *, batch_size, steps):
     for shard, part in zip(SHARDS, parts, strict=True):
         sizes = [size for _, size in shard.pieces(batch_size)]
         assert [len(labels) for _, labels in part] == sizes * steps
-    assert_same([joined(parts, step) for step in range(steps)], whole)
+    np.testing.assert_equal([joined(parts, step) for step in range(steps)], whole)
 
 
 def joined(parts, step):
@@ -62,7 +55,7 @@ def assert_workers_share_held_out(source, *, batch_size):
     whole = pieces(source.held_out_batches(batch_size=batch_size))
     parts = [pieces(source.held_out_batches(batch_size=batch_size, shard=s)) for s in SHARDS]
     assert {len(part) for part in parts} == {2 * len(whole)}
-    assert_same([joined(parts, step) for step in range(len(whole))], whole)
+    np.testing.assert_equal([joined(parts, step) for step in range(len(whole))], whole)
 
 
 def assert_held_out_is_padded(source, *, batch_size):

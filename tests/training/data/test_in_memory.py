@@ -49,9 +49,9 @@ labels_of = functools.partial(contract.labels_of, batch_size=16, seed=5)
 @pytest.mark.essential
 def test_the_same_seed_gives_the_same_batches():
     first, second = (SHIFTED.training_batches(batch_size=16, seed=5) for _ in range(2))
-    contract.assert_same(pieces(first, 10), pieces(second, 10))
+    np.testing.assert_equal(pieces(first, 10), pieces(second, 10))
     # A dataset that is read again starts again.
-    contract.assert_same(pieces(first, 5), pieces(second, 5))
+    np.testing.assert_equal(pieces(first, 5), pieces(second, 5))
 
 
 def test_every_epoch_and_every_seed_has_its_own_order():

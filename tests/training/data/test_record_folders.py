@@ -89,8 +89,7 @@ def test_the_global_seed_changes_nothing(source):
     for seed in (0, 7):
         tf.random.set_seed(seed)
         found.append((labels_of(source, 2), source.training_sample(3, seed=1)))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(*found)
 
 
 @pytest.mark.thorough

@@ -163,8 +163,7 @@ def fit(learner, backup, epochs):
 
 
 def expect_equal(one, other):
-    for left, right in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(left, right)
+    np.testing.assert_equal(one.get_weights(), other.get_weights())
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_a_stage_learns_and_leaves_its_start_alone(tmp_path):
     assert (
         held_out_metrics(model, run.source, run.input_range)["top1"] == run.rows[-1].held_out_top1
     )
-    assert all(np.array_equal(*pair) for pair in zip(before, start.get_weights(), strict=True))
+    np.testing.assert_equal(before, start.get_weights())
     assert len((tmp_path / METRICS).read_text().splitlines()) == 3
 
 
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(tmp_path):
         weights.append(train_stage(run, "quantized", small_quantized_model())[1].get_weights())
         runs.append(metrics(run))
     assert runs[0] == runs[1]
-    assert all(np.array_equal(*pair) for pair in zip(*weights, strict=True))
+    np.testing.assert_equal(*weights)
 
 
 @pytest.mark.thorough

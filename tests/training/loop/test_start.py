@@ -96,8 +96,7 @@ def test_an_ordinary_model_keeps_its_function_even_where_the_policy_is_the_paper
     papers = "policy={weight_bits: 8, activation_bits: 8, latent_start: as_is}"
     start = quantized_start(config("training.start=vanilla", papers), small_float_model())
     keeping = quantized_start(config("training.start=vanilla", EIGHT_BITS), small_float_model())
-    for one, other in zip(start.get_weights(), keeping.get_weights(), strict=True):
-        assert np.array_equal(one, other)
+    np.testing.assert_equal(start.get_weights(), keeping.get_weights())
 
 
 def test_a_clamped_model_goes_on_with_its_latent_weights():
@@ -335,8 +334,6 @@ def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_p
     as_before = ("training.keep=last", "stages.quantized.base_learning_rate=0.05")
     again, from_file = run("again", given, *as_before)
     assert from_file.float_top1 == results.float_top1
-    one, other = (
-        keras.models.load_model(folder.file(QUANTIZED_MODEL), compile=False).get_weights()
-        for folder in (first, again)
-    )
-    assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+    files = (folder.file(QUANTIZED_MODEL) for folder in (first, again))
+    models = (keras.models.load_model(file, compile=False) for file in files)
+    np.testing.assert_equal(*(model.get_weights() for model in models))

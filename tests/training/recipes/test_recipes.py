@@ -96,9 +96,7 @@ def test_a_recipe_stays_out_of_other_stages(tmp_path, without_recipes):
     config = run.config.recipes
     assert config.distillation.stages == config.weight_average.stages == ["quantized"]
     _, model = train_stage(run, "float", small_quantized_model())
-    assert all(
-        np.array_equal(*pair) for pair in zip(without_recipes, model.get_weights(), strict=True)
-    )
+    np.testing.assert_equal(without_recipes, model.get_weights())
 
 
 @pytest.mark.slow
@@ -123,7 +121,7 @@ def test_a_stage_with_every_recipe_goes_on_bit_for_bit_behind_its_last_epoch(tmp
     run = make_run(tmp_path / "parts", *ALL)
     run.rows[:] = EpochMetrics.read(run.folder)
     again = trained(run).get_weights()
-    assert all(np.array_equal(*pair) for pair in zip(weights, again, strict=True))
+    np.testing.assert_equal(weights, again)
     assert [dataclasses.replace(row, seconds=None) for row in EpochMetrics.read(run.folder)] == [
         dataclasses.replace(row, seconds=None) for row in whole.rows
     ]
@@ -215,7 +213,7 @@ def test_the_teacher_stays_as_it_is_and_out_of_checkpoints(replicas):
     before = teacher.get_weights()
     learner, losses = fitted(model, None, replicas, steps=2, loss=loss)
     assert np.isfinite(losses).all()
-    assert all(np.array_equal(*pair) for pair in zip(before, teacher.get_weights(), strict=True))
+    np.testing.assert_equal(before, teacher.get_weights())
     tracked = {id(variable) for variable in learner.variables}
     assert not tracked & {id(variable) for variable in teacher.variables}
 
@@ -264,11 +262,11 @@ def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weight
     for found, wanted in zip(averages, expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     average.swap()
-    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), averages, strict=True))
+    np.testing.assert_equal(model.get_weights(), averages)
     average.swap()
-    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), weights, strict=True))
+    np.testing.assert_equal(model.get_weights(), weights)
     average.keep()
-    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), averages, strict=True))
+    np.testing.assert_equal(model.get_weights(), averages)
 
 
 @pytest.mark.thorough
