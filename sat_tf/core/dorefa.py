@@ -137,8 +137,8 @@ def _made_of_tanh(
     """A function of tanh(W) in float32, with a gradient of its own, in the type of `kernel`."""
     n = namespace(kernel)
     tensor = n.tensor(kernel)
-    axes, squashed = _range(tensor, range_axes), n.tanh(in_float32(n, tensor))
-    values = n.with_gradient(forward, backward, [squashed], axes=axes, **settings)
+    axes = _range(tensor, range_axes)
+    values = n.through_tanh(forward, backward, in_float32(n, tensor), axes=axes, **settings)
     return n.cast(values, tensor.dtype)
 
 

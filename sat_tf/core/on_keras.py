@@ -166,6 +166,9 @@ NAMESPACE = SimpleNamespace(
     solve=_solve,
     sums_by_id=_sums_by_id,
     tensor=ops.convert_to_tensor,
+    through_tanh=lambda forward, backward, x, **settings: _with_gradient(
+        forward, backward, [ops.tanh(x)], **settings
+    ),
     with_gradient=_with_gradient,
     without_nan=_without_nan,
 )

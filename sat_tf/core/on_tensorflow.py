@@ -96,6 +96,32 @@ def _refused(tensor: tf.Tensor) -> tf.Tensor | None:
         return tf.fill(tf.shape(tensor), tf.constant(float("nan"), tensor.dtype))
 
 
+def through_tanh(
+    forward: Callable[..., Any], backward: Callable[..., Any], x: tf.Tensor, **settings: Any
+) -> tf.Tensor:
+    """`with_gradient` of a function of tanh(x), which is computed again and not kept: memory."""
+
+    def of_tanh(n: Any, x: tf.Tensor, *, back: Any, **settings: Any) -> Any:
+        return forward(n, tf.tanh(x), **settings)
+
+    return with_gradient(of_tanh, _back_through_tanh, [x], back=backward, **settings)
+
+
+def _back_through_tanh(
+    n: Any,
+    upstream: tf.Tensor,
+    value: tf.Tensor,
+    x: tf.Tensor,
+    *residuals: tf.Tensor,
+    back: Any,
+    **settings: Any,
+) -> tuple[tf.Tensor]:
+    with tf.control_dependencies([upstream]):
+        values = tf.tanh(x)
+    (slopes,) = back(n, upstream, value, values, *residuals, **settings)
+    return (tf.raw_ops.TanhGrad(y=values, dy=slopes),)
+
+
 def compiles_with_xla() -> bool:
     """Whether the graph that is being traced will be compiled by XLA."""
     graph = tf.compat.v1.get_default_graph()
@@ -536,6 +562,7 @@ NAMESPACE = SimpleNamespace(
     take=lambda x, indices, axis=0: tf.gather(x, indices, axis=axis),
     take_along_axis=lambda x, indices, axis=-1: tf.gather(x, indices, batch_dims=1),
     tensor=tf.convert_to_tensor,
+    through_tanh=through_tanh,
     with_gradient=with_gradient,
     without_nan=without_nan,
 )
