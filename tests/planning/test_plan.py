@@ -123,7 +123,7 @@ def _model():
     return keras.Model(image, L.Dense(2, name="head")(L.Flatten()(L.ReLU()(tensor))), name="net")
 
 
-PIXELS = "image: pixels 0 to 255 stand for"
+PIXELS, REAL = "image: pixels 0 to 255 stand for", "image: real values"
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,8 @@ PIXELS = "image: pixels 0 to 255 stand for"
             f'{PIXELS} (-103.9, -116.8, -123.7) to (151.1, 138.2, 131.3) ("caffe"), channels '
             "reversed (BGR), uint8 in the file, folded into conv1",
         ),
-        (
-            {"input_type": "int8"},
-            "image: real values, int8 codes of their calibrated range in the file",
-        ),
-        (
-            {"input_type": "float32"},
-            "image: real values, float32 in the file, which quantizes them",
-        ),
+        ({"input_type": "int8"}, f"{REAL}, int8 codes of their calibrated range in the file"),
+        ({"input_type": "float32"}, f"{REAL}, float32 in the file, which quantizes them"),
     ],
     ids=str,
 )

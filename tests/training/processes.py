@@ -15,18 +15,21 @@ ROOT = pathlib.Path(__file__).parents[2]
 def start(folder, *overrides, workers=1, method="sat"):
     """Starts one process, or several that train together, by a method of `tests.methods`."""
     folder.mkdir(exist_ok=True)
-    addresses = [f"localhost:{port}" for port in free_ports(workers)] if workers > 1 else []
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.training.one_process", str(folder), method, *overrides],
-            cwd=ROOT,
-            env={**os.environ, **_cluster(addresses, index)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(workers)
-    ]
+    words = ("tests.training.one_process", str(folder), method, *overrides)
+    return _started([words] * workers, stderr=subprocess.PIPE)
+
+
+def _started(modules, **options):
+    """Starts modules with their words, as workers of one cluster if they are several."""
+    ports = free_ports(len(modules)) if len(modules) > 1 else []
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    running = []
+    for index, words in enumerate(modules):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        variables = {**os.environ, **({"TF_CONFIG": json.dumps(task)} if ports else {})}
+        options |= {"cwd": ROOT, "env": variables, "stdout": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen([sys.executable, "-m", *words], **options))
+    return running
 
 
 def finish(processes, *, status=0):
@@ -69,29 +72,11 @@ def free_ports(count):
             one.close()
 
 
-def _cluster(addresses, index):
-    if not addresses:
-        return {}
-    task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    return {"TF_CONFIG": json.dumps(task)}
-
-
 def sat_tf_together(*words, own=((), ())):
     """Runs `sat-tf` in several processes at once, each with some words of its own.
 
     Gives what each has printed, and its status.
     """
-    addresses = [f"localhost:{port}" for port in free_ports(len(own))]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "sat_tf", *words, *more],
-            cwd=ROOT,
-            env={**os.environ, **_cluster(addresses, index)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index, more in enumerate(own)
-    ]
+    running = _started([("sat_tf", *words, *more) for more in own], stderr=subprocess.STDOUT)
     outputs = [process.communicate(timeout=900)[0] for process in running]
     return [(out, process.returncode) for out, process in zip(outputs, running, strict=True)]

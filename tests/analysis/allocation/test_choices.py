@@ -123,18 +123,10 @@ def test_numbers_and_shares_are_read():
 
 
 def layer_of(name, weight_bits, *, is_chosen):
-    return LayerChoices(
-        name=name,
-        kind="Conv2D",
-        num_weights=1,
-        weight_bits=weight_bits,
-        activation_bits=(8,),
-        chooses_weights=is_chosen,
-        chooses_activations=False,
-        reads_settled=True,
-        tie=0,
-        values_read=1,
-    )
+    own = {"name": name, "weight_bits": weight_bits, "chooses_weights": is_chosen}
+    numbers = {"num_weights": 1, "tie": 0, "values_read": 1, "activation_bits": (8,)}
+    common = {"kind": "Conv2D", "chooses_activations": False, "reads_settled": True}
+    return LayerChoices(**own, **numbers, **common)
 
 
 TWO_LAYERS = [layer_of("conv", (2, 4), is_chosen=True), layer_of("dense", (8,), is_chosen=False)]

@@ -24,18 +24,12 @@ from tests.training.data.contract import pieces
 
 
 def noise(train, test):
-    generator = np.random.RandomState(0)
-    draw = {
-        f"{part}_images": generator.randint(0, 256, (count, 8, 8, 3)).astype(np.uint8)
-        for part, count in (("train", train), ("test", test))
-    }
-    return ImageSet(
-        name="noise",
-        train_labels=np.arange(train, dtype=np.int32),
-        test_labels=np.arange(test, dtype=np.int32),
-        num_classes=max(train, test) + 30,  # a class may lack images
-        **draw,
-    )
+    generator, arrays = np.random.RandomState(0), {}
+    for part, count in (("train", train), ("test", test)):
+        images = generator.randint(0, 256, (count, 8, 8, 3)).astype(np.uint8)
+        arrays |= {f"{part}_images": images, f"{part}_labels": np.arange(count, dtype=np.int32)}
+    # A class may lack images.
+    return ImageSet(name="noise", num_classes=max(train, test) + 30, **arrays)
 
 
 IMAGES = noise(train=70, test=45)
@@ -137,17 +131,11 @@ def test_a_shift_moves_a_whole_image_and_lets_black_in(most):
 
 def test_every_shift_is_equally_likely():
     # 700 draws of 25 shifts: each is expected 28 times, and 4 standard deviations are 21.
-    images = ImageSet(
-        name="dot",
-        train_images=np.pad(
-            np.full((700, 1, 1, 3), 255, np.uint8), [(0, 0), (2, 2), (2, 2), (0, 0)]
-        ),
-        train_labels=np.zeros(700, np.int32),
-        test_images=np.zeros((1, 5, 5, 3), np.uint8),
-        test_labels=np.zeros(1, np.int32),
-        num_classes=1,
-    )
-    source = ArraySource(images, shift_pixels=2)
+    dots, labels = np.zeros((700, 5, 5, 3), np.uint8), np.zeros(700, np.int32)
+    dots[:, 2, 2] = 255
+    parts = {"train_images": dots, "train_labels": labels}
+    parts |= {"test_images": dots[:1], "test_labels": labels[:1]}
+    source = ArraySource(ImageSet(name="dot", num_classes=1, **parts), shift_pixels=2)
     ((pixels, _),) = pieces(source.training_batches(batch_size=700, seed=1), 1)
     counts = (pixels[..., 0] == 255).sum(axis=0)
     assert counts.sum() == 700

@@ -10,22 +10,10 @@ from sat_tf.training.run_folder import RunState
 
 def outcome(**fields):
     """An outcome that differs from all others in the given fields alone."""
-    common = {
-        "row": "table1/mobilenet_v2/4bits",
-        "data": "glyphs",
-        "seed": 0,
-        "changes": "",
-        "top1": 71.25,
-        "top5": 90.5,
-        "tflite_top1": 71.0,
-        "tflite_images": 1024,
-        "codes_differing": 0,
-        "images": 8000,
-        "seconds": 60.5,
-        "run": "run_1234abcd",
-        "commit": "0123abcd",
-        "date": "2026-01-31T12:00:00+00:00",
-    }
+    common = {"row": "table1/mobilenet_v2/4bits", "data": "glyphs", "seed": 0, "changes": ""}
+    common |= {"top1": 71.25, "top5": 90.5, "tflite_top1": 71.0, "tflite_images": 1024}
+    common |= {"codes_differing": 0, "images": 8000, "seconds": 60.5, "run": "run_1234abcd"}
+    common |= {"commit": "0123abcd", "date": "2026-01-31T12:00:00+00:00"}
     return Outcome(**{**common, **fields})
 
 
@@ -56,17 +44,9 @@ class FakeRunner:
         stage = "quantized" if quantized else "float"
         state.finish(stage, {"loss": 1.0, "top1": top1, "top5": 1.0})
         folder.file(output_folder.FLOAT_MODEL).touch()
-        results = Results(
-            float_top1=top1,
-            held_out_images=8000,
-            parameters=1,
-            seconds=1.0,
-            **(
-                {"tflite_top1": top1 - self._lost, "codes_differing": self._codes_differing}
-                if quantized
-                else {}
-            ),
-        )
+        of_file = {"tflite_top1": top1 - self._lost, "codes_differing": self._codes_differing}
+        numbers = {"held_out_images": 8000, "parameters": 1, "seconds": 1.0}
+        results = Results(float_top1=top1, **numbers, **(of_file if quantized else {}))
         folder.write_json(output_folder.RESULTS, results.to_dict())
         folder.file(output_folder.REPORT).touch()
         return results
