@@ -7,6 +7,7 @@ from sat_tf.commands.train import load_config
 from sat_tf.exact.targets.processors import (
     DEFAULT_TARGET,
     PROCESSORS,
+    output_type_problem,
     saved_processor,
     saved_target,
     target_problem,
@@ -18,6 +19,7 @@ def test_every_target_stores_bytes():
     for name, target in PROCESSORS.items():
         assert target.name == name
         assert 8 in target.stores
+    assert output_type_problem(8).endswith("or 'uint8'.")
 
 
 @pytest.mark.parametrize("name", ["edgetpu", "android-npu"])

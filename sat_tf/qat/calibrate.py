@@ -189,7 +189,7 @@ def calibrate(
     total = passes * Batches(images).num_images
     with _all_or_nothing(network), contextlib.ExitStack() as stack:
         compared = functools.partial(_compared, network, images) if as_trained else lambda *_: None
-        observe_pixels(images, network, len(Batches(images)), compared)
+        observe_pixels(images, network, compared)
         _warn_of_certainty(model, network, Batches(images)[0])
         advance = stack.enter_context(image_bar("calibrating", total, shown=progress))
         _forget_ranges(network)
@@ -248,7 +248,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
             return unrounded(node, input_parts)
         outputs, input_twins = [], []
         for inputs in input_parts:
-            outputs.append(_call_unrounded(node, inputs, on_batch_statistics=False))
+            outputs.append(_call_unrounded(node, inputs))
             if rounds_to_input(node.layer):
                 input_twins.append(quantizer.float_twin(inputs))
         if node.name not in samples:
@@ -260,7 +260,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
             preprocessed[node.name] = values[:_MOST_VALUES]
         return one_by_one(outputs)
 
-    unrounded = each_part(functools.partial(_call_unrounded, on_batch_statistics=False))
+    unrounded = each_part(_call_unrounded)
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
         for images in batches:
             walk(network, images, sampled)
@@ -307,12 +307,12 @@ def _function_behind(in_use: Network, node: Node) -> Function:
     return lambda values: activation(tf.constant(values)).numpy()
 
 
-def call_node(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
+def call_node(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
     """The output of a layer in inference, on request with the statistics of this batch."""
     return node.layer(inputs, **_arguments(node, on_batch_statistics))
 
 
-def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
+def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
     """The output of a layer before it is clipped and rounded."""
     layer = node.layer
     arguments = _arguments(node, on_batch_statistics)
@@ -335,7 +335,7 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
         outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
 
         def compute(node: Node, inputs: Any) -> tf.Tensor:
-            tensor = _call_unrounded(node, inputs, False)
+            tensor = _call_unrounded(node, inputs)
             if node.name in outputs:
                 outputs[node.name].append(tensor.numpy())
             return tensor
@@ -355,7 +355,6 @@ def _compared(
     network: Network, images: Images, name: str, pixels: InputRange
 ) -> RangeStatistics | None:
     """Compares the statistics of a quantized network, unrounded, with those of images."""
-    call = functools.partial(_call_unrounded, on_batch_statistics=False)
     place = network.inputs.index(name)
     with float_weights(node.layer for node in network):
         # The first layers pad with a folded shift, instead of 0. Up to two pixels of the narrowest
@@ -363,7 +362,7 @@ def _compared(
         narrowest = min(np.min(usual_range.scales) for usual_range in USUAL)
         if np.max(np.abs(pixels.change.shift)) > 2.0 * narrowest:
             return range_statistics(as_fed(network), images, place, pixels)
-        return range_statistics(network, images, place, pixels, call)
+        return range_statistics(network, images, place, pixels, _call_unrounded)
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
@@ -440,7 +439,7 @@ def _observe_inputs(network: Network, batches: Batches) -> None:
         def call(node: Node, inputs: Any) -> tf.Tensor:
             if node.name in samples:
                 samples[node.name].take([node.layer.before_quantization(inputs)])
-            return call_node(node, inputs, on_batch_statistics=False)
+            return call_node(node, inputs)
 
         for images in batches:
             walk(network, images, each_part(call))
@@ -476,7 +475,7 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
             axes = list(range(1, before.shape.rank))
             ends = [tf.reduce_max(-before, axes), tf.reduce_max(before, axes)]
             extremes.setdefault(node.name, []).append(np.array(ends))
-        output = call_node(node, inputs, on_batch_statistics=False)
+        output = call_node(node, inputs)
         if grids is not None:
             grids.look_at(node, inputs, output)
         return output

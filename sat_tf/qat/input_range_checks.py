@@ -32,7 +32,7 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
-from sat_tf.qat.images import Images
+from sat_tf.qat.images import Batches, Images
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import output_quantizer
@@ -423,7 +423,6 @@ def _deviations(stored: Sequence[Statistics], predicted: Sequence[Statistics]) -
 def observe_pixels(
     several: Images,
     network: Network,
-    batches: int,
     compared: Callable[[str, InputRange], RangeStatistics | None],
     *,
     by: str = "calibrate",
@@ -471,4 +470,4 @@ def observe_pixels(
         for doubt in filter(None, doubts):
             warn(f"{by}: {name}: {doubt}{each_its_own(network.inputs, name)}.")
         variables = node.layer.output_variables
-        quantizer.remember(seen, variables, batches, checked_by=checked_by)
+        quantizer.remember(seen, variables, len(Batches(several)), checked_by=checked_by)

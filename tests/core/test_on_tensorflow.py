@@ -417,3 +417,36 @@ def _readers(tensor):
         else:
             types.add(op.type)
     return types
+
+
+@pytest.mark.parametrize("detach_max", [False, True])
+@pytest.mark.parametrize("range_axes", [(), (3,)])
+def test_no_tensor_of_the_forward_pass_waits_for_the_backward_pass(range_axes, detach_max):
+    shape = (3, 3, 4, 5)
+
+    @tf.function
+    def step(latent, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(latent)
+            quantized = dorefa.quantize_weights(
+                latent, 4, detach_max=detach_max, range_axes=range_axes
+            )
+        return quantized, tape.gradient(quantized, latent, upstream)
+
+    graph = step.get_concrete_function(*[tf.TensorSpec(shape)] * 2).graph
+    quantized, gradient = graph.structured_outputs
+    forward = _ancestors(quantized.op) - {quantized.op}
+    backward = _ancestors(gradient.op) - forward
+    kept = [tensor for op in backward for tensor in op.inputs if tensor.op in forward]
+    assert [each.op.type for each in kept if each.shape == shape and each.op.inputs] == []
+
+
+def _ancestors(op):
+    """The operation of a graph and everything that it needs."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return found

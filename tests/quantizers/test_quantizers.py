@@ -390,6 +390,14 @@ def test_the_largest_value_that_is_expected_worked_by_hand(values, expected):
     assert expected_largest(np.array(values)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 7, 64, 513])
+@pytest.mark.parametrize("draw", ["normal", "standard_cauchy", "random"])
+def test_the_largest_value_that_is_expected_is_that_of_the_reference(count, draw):
+    values = getattr(np.random.default_rng(count), draw)(size=count)
+    expected = reference.expected_largest(values)
+    assert expected_largest(values.astype(np.float32)) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(("draw", "share"), [("normal", 1e-3), ("laplace", 2e-3), ("random", 1e-5)])
 def test_few_held_out_values_are_larger(draw, share):
     rng = np.random.default_rng(0)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.exact.targets.processors import Processor
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, check_model
@@ -18,6 +17,7 @@ from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.images import BATCH_SIZE, FileArray, Rows
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized, name_in_front_of_insertions
+from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 
 # The most linear layers of a block that no single tensor cuts, where it can be parted.
@@ -64,15 +64,14 @@ def find_blocks(network: Network, reference: Network) -> dict[str, str]:
     return blocks
 
 
-def find_reference(
-    network: Network, float_model: Any, processor: Processor
-) -> tuple[Network | None, list[str]]:
+def find_reference(network: Network, float_model: Any) -> tuple[Network | None, list[str]]:
     """The float network that a quantized one was made from, and why it is not the one.
 
     It has the names of the quantized layers. It is None where there is no network at all.
     """
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
+    processor = processor_of(network.model)
     candidates: list[tuple[Network, list[str]]] = []
     try:
         check_model(float_model)

@@ -27,7 +27,6 @@ from sat_tf.qat.input_range_checks import (
     range_statistics,
 )
 from sat_tf.qat.layout import quantized_network
-from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.fit import (
     Aim,
@@ -200,7 +199,7 @@ def reconstruct(
     network = quantized_network(model, when="first")
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(None if checkpoint is None else check_writable(checkpoint))
-    reference, problems = find_reference(network, float_model, processor_of(model))
+    reference, problems = find_reference(network, float_model)
     problems += _not_ready(network)
     problems += find_problems(steps=(steps, Positive), seed=(seed, Count))
     images: Images = ()
@@ -221,7 +220,7 @@ def reconstruct(
         return range_statistics(reference, images, network.inputs.index(name), input_range)
 
     try:
-        observe_pixels(images, network, len(Batches(images)), compared, by="reconstruct")
+        observe_pixels(images, network, compared, by="reconstruct")
         fit = _Reconstructor(network, reference, images, checkpoint, steps=steps, seed=seed)
         return fit.run(model, shown=progress)
     except BaseException:  # also an interruption

@@ -119,8 +119,7 @@ def test_a_file_that_saturates_is_not_headed_in_green(tmp_path):
 
 
 def test_answers_that_part_by_rounded_biases_are_told_why_and_what_to_do(tmp_path):
-    quantized = regression()
-    found = certified(quantized, VALUES, tmp_path)
+    found = certified(regression(), VALUES, tmp_path)
     (output,) = found.runtimes["xnnpack"].outputs
     off = with_output(found, values=dataclasses.replace(output.values, off=1))
     told = {}
@@ -129,6 +128,13 @@ def test_answers_that_part_by_rounded_biases_are_told_why_and_what_to_do(tmp_pat
         (told[differing],) = (note.words for note in parts.trained_notes)
     assert told[50].startswith(f"{told[0]}; the file has rounded biases and the model has not: ")
     assert "export with snap_biases=True" in told[50]
+    tensor = by_itself(found, alone_differing=50, codes_differing=found.trained[0].codes_compared)
+    for has_biases in (False, True):
+        parts = dataclasses.replace(found, trained=[tensor], has_biases_of_file=has_biases)
+        (told[has_biases],) = (note.words for note in parts.trained_notes)
+    assert "export with snap_biases=True" in told[False]
+    name = tensor.name
+    assert told[True].startswith(f"100 % of the codes of Keras differ: 50 of 1,000 codes of {name}")
 
 
 def test_what_a_clipping_level_clips_in_keras_too_does_not_saturate(tmp_path):
@@ -353,15 +359,3 @@ def test_tensors_behind_float_layers_are_not_accused_of_what_these_read(tmp_path
     assert max(count.codes_differing for count in found.trained[-4:]) > 20
     (note,) = (note.words for note in found.trained_notes if "More codes differ" in note.words)
     assert note.endswith("explains: first (DEPTHWISE_CONV_2D) " + note.rsplit(" ", 2)[-2] + " %")
-
-
-def test_a_model_with_the_biases_of_its_file_is_not_told_to_take_them(tmp_path):
-    quantized = regression()
-    found, told = certified(quantized, VALUES, tmp_path), {}
-    tensor = by_itself(found, alone_differing=50, codes_differing=found.trained[0].codes_compared)
-    for has_biases in (False, True):
-        parts = dataclasses.replace(found, trained=[tensor], has_biases_of_file=has_biases)
-        (told[has_biases],) = (note.words for note in parts.trained_notes)
-    assert "export with snap_biases=True" in told[False]
-    name = found.trained[0].name
-    assert told[True].startswith(f"100 % of the codes of Keras differ: 50 of 1,000 codes of {name}")

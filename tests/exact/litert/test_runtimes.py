@@ -115,43 +115,21 @@ def test_memory_that_a_damaged_file_asks_for_is_refused(small_file):
     assert found["builtin"] is not None
 
 
-@pytest.fixture
-def _unknown(monkeypatch):
-    monkeypatch.setattr(processes, "_found", [])
-
-
-def _says(monkeypatch, words: bytes) -> None:
-    answer = types.SimpleNamespace(stderr=words)
-    monkeypatch.setattr(processes.subprocess, "run", lambda *_, **__: answer)
-
-
-@pytest.mark.usefixtures("_unknown")
 @pytest.mark.parametrize(
-    ("words", "delegate"),
+    ("answer", "delegate"),
     [
         (b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n", "XNNPACK"),
         (b"INFO: Created TensorFlow Lite YNNPACK delegate for CPU.\n", "YNNPACK"),
         (b"", "none"),
+        (subprocess.TimeoutExpired("litert", 1), "none"),
     ],
 )
-def test_the_delegate_is_what_litert_says_it_has_created(monkeypatch, words, delegate):
-    _says(monkeypatch, words)
-    assert processes.this_machine(b"").delegate == delegate
-
-
-@pytest.mark.usefixtures("_unknown")
-def test_litert_is_asked_once_a_process(monkeypatch):
-    _says(monkeypatch, b"Created TensorFlow Lite XNNPACK delegate")
-    processes.this_machine(b"")
-    _says(monkeypatch, b"")
-    assert processes.this_machine(b"").delegate == "XNNPACK"
-
-
-@pytest.mark.usefixtures("_unknown")
-def test_a_process_that_takes_too_long_has_no_delegate(monkeypatch):
-    expired = mock.Mock(side_effect=subprocess.TimeoutExpired("litert", 1))
-    monkeypatch.setattr(processes.subprocess, "run", expired)
-    assert processes.this_machine(b"").delegate == "none"
+def test_the_delegate_is_what_litert_says_when_asked_once(monkeypatch, answer, delegate):
+    is_said = isinstance(answer, bytes)
+    asked = mock.Mock(side_effect=[types.SimpleNamespace(stderr=answer) if is_said else answer])
+    monkeypatch.setattr(processes, "_found", [])
+    monkeypatch.setattr(processes.subprocess, "run", asked)
+    assert [processes.this_machine(b"").delegate for _ in range(2)] == [delegate] * 2
 
 
 @pytest.fixture(scope="module")

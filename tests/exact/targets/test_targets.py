@@ -238,9 +238,6 @@ def test_every_target_has_its_operators():
         assert target.name == name
         assert (target.operators is None) == (name == "litert")
         assert not target.native or "HARD_SWISH" in (target.operators or ())
-
-
-def test_litert_computes_all_operators():
     contents = _chain("RELU", "CAST", "GELU", "REDUCE_PROD", "DEQUANTIZE")
     assert TARGETS["litert"].cpu_fallback(contents) == []
 
@@ -292,6 +289,8 @@ def test_only_float_ends_are_mended_by_another_type_of_outputs(target):
     found = TARGETS[target].cpu_fallback(_chain(*names, types=types))
     assert [one.operator for one in found] == names
     assert [one.fix for one in found] == [QUANTIZED] * 3 + [INTEGER_OUTPUTS] * 2
+    product = _chain("DEQUANTIZE", "FULLY_CONNECTED", "SOFTMAX", types=["FLOAT32"] * 4)
+    assert [one.fix for one in TARGETS[target].cpu_fallback(product)] == [QUANTIZED] * 3
 
 
 def test_float_inputs_are_mended_by_another_type_of_inputs():
@@ -300,11 +299,6 @@ def test_float_inputs_are_mended_by_another_type_of_inputs():
     (found,) = TARGETS["ethos-u55"].cpu_fallback(contents)
     assert found.fix == "use input_type='int8' in the policy"
     assert BitPolicy.mobile(4, input_type="int8").type_of("image") == "int8"
-
-
-def test_float_products_at_the_end_are_not_mended_by_another_type_of_outputs():
-    chain = _chain("DEQUANTIZE", "FULLY_CONNECTED", "SOFTMAX", types=["FLOAT32"] * 4)
-    assert [one.fix for one in TARGETS["ethos-u55"].cpu_fallback(chain)] == [QUANTIZED] * 3
 
 
 def test_a_float_head_is_mended_by_no_type_of_outputs():
@@ -394,15 +388,18 @@ def test_a_certificate_names_the_target_and_what_it_does_not_prove(for_npu, tmp_
     assert words in proof.with_suffix(".html").read_text(encoding="utf-8")
 
 
-def test_files_for_a_target_of_earlier_versions_are_for_the_one_that_took_its_place():
+@pytest.fixture(scope="module")
+def for_int8():
+    return Specimen(bottleneck, policy=BitPolicy.mobile(3, target="int8")).quantized()
+
+
+def test_what_is_for_a_target_of_earlier_versions_is_for_the_one_that_took_its_place(
+    for_int8, tmp_path
+):
     found = FileSettings.of_file({"float_head": False, "target": "edgetpu"}, "file")
     assert found.target == "int8"
-
-
-def test_a_model_for_a_target_of_earlier_versions_is_for_the_one_that_took_its_place(tmp_path):
-    policy = BitPolicy.mobile(3, target="int8")
     saved = tmp_path / "model.keras"
-    Specimen(bottleneck, policy=policy).quantized().save(saved)
+    for_int8.save(saved)
     with zipfile.ZipFile(saved) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     former = parts["config.json"].replace(b'"target": "int8"', b'"target": "android-npu"')
@@ -415,10 +412,8 @@ def test_a_model_for_a_target_of_earlier_versions_is_for_the_one_that_took_its_p
     assert (report.target, report.cpu_fallback) == ("int8", [])
 
 
-def test_a_certificate_of_the_specification_has_its_reference_kernels(tmp_path):
-    policy = BitPolicy.mobile(3, target="int8")
-    model = Specimen(bottleneck, policy=policy).quantized()
-    _, found = proved(model, tmp_path / "model.tflite", images_for(model, 2), runtimes=["builtin"])
+def test_a_certificate_of_the_specification_has_its_reference_kernels(for_int8, path):
+    _, found = proved(for_int8, path, images_for(for_int8, 2), runtimes=["builtin"])
     assert found.runtimes.keys() == {"xnnpack", "builtin", "reference"}
     assert found.runtimes["reference"].own_differing == 0
     words = "TFLite's int8 specification, whose reference kernels are"

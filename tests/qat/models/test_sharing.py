@@ -18,6 +18,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 @pytest.fixture(scope="module")
 def quantized():
     """The model with two uses of everything, at w4a4, calibrated."""
+    keras.utils.set_random_seed(0)
     model = sat_tf.quantize_model(nested_models.shared(), BitPolicy.mobile(4))
     return sat_tf.calibrate(model, nested_models.images(64))
 

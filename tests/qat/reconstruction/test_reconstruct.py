@@ -12,7 +12,6 @@ import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.messages.progress_bar import Progress
 from sat_tf.qat import images as qat_images
-from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction import blocks, fit, reconstruct
 from sat_tf.qat.reconstruction.fit import Checkpoint
 from tests.export.proofs import proved
@@ -256,9 +255,8 @@ L = keras.layers
 
 
 def _networks(float_model, policy=None):
-    quantized = sat_tf.quantize_model(float_model, policy or sat_tf.BitPolicy.mobile(4))
-    network = Network(quantized)
-    reference, problems = blocks.find_reference(network, float_model, processor_of(quantized))
+    network = Network(sat_tf.quantize_model(float_model, policy or sat_tf.BitPolicy.mobile(4)))
+    reference, problems = blocks.find_reference(network, float_model)
     assert not problems
     return network, reference
 
@@ -356,5 +354,5 @@ def test_weights_that_training_has_moved_are_those_of_the_model(bits):
             # Noise as large as the weights leaves a correlation of 0.7.
             value = variable.numpy()
             variable.assign(value + draw.normal(0.0, max(np.std(value), 1e-3), value.shape))
-    _, problems = blocks.find_reference(Network(quantized), float_model, processor_of(quantized))
+    _, problems = blocks.find_reference(Network(quantized), float_model)
     assert not problems
