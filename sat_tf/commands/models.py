@@ -153,11 +153,12 @@ def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.
         import tf_keras as keras
 
         builders = {
-            f"{_APPLICATIONS}{key}": build
+            key: build
             for key, build in vars(keras.applications).items()
             if inspect.isfunction(build) and "classes" in inspect.signature(build).parameters
         }
-        if name not in builders:
-            raise RunError(f"{name}: not an image model. {did_you_mean(name, builders)}")
+        application = name.removeprefix(_APPLICATIONS)
+        if application not in builders:
+            raise RunError(f"{name}: not an image model. {did_you_mean(application, builders)}")
         shape = None if size is None else (size, size, 3)
-        yield builders[name](weights=None, classes=1000, input_shape=shape)
+        yield builders[application](weights=None, classes=1000, input_shape=shape)
