@@ -316,7 +316,7 @@ def test_imports_inside_a_room_follow_the_arrows(name, tree):
     words = _module(name).split(".")[1:]
     rooms = MAY_IMPORT_WITHIN.get(words[0] if words else "", {})
     beside = [imported.split(".")[1:] for imported in _imported_modules(tree)]
-    beside = {folder(other) for other in beside if other and other[0] == words[0]}
+    beside = {folder(other) for other in beside if words and other[:1] == words[:1]}
     return beside - rooms[folder(words)] - {folder(words)} if rooms else set()
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
 from sat_tf.exact.targets.table import TARGETS, CpuFallback
-from sat_tf.exact.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
+from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -330,39 +331,56 @@ def export_tflite(
     if moved_biases and network.model is not model:
         for layer in network.model.layers:
             copied_weights(layer, model.get_layer(layer.name))
-    files = {settings.pack: content}
-    if compare_storage and is_direct:
-        files |= _otherwise_packed(network, settings, metadata)
-    latencies = median_milliseconds(files) if compare_storage else {}
-    storage = [
-        StorageCost(pack, len(packed), gzip_size(packed), latencies.get(pack))
-        for pack, packed in files.items()
+    files = _otherwise_packed(network, settings, metadata) if compare_storage and is_direct else {}
+    storage = _costs({settings.pack: content, **files}, timed=compare_storage)
+    measured: dict[str, Any] = {"storage": storage, "moved_biases": moved_biases}
+    measured["seconds"] = time.perf_counter() - start
+    return _report(path, route, graph, settings, content, contents, **measured)
+
+
+def _costs(files: Mapping[str, bytes], *, timed: bool) -> list[StorageCost]:
+    """Returns the sizes of files, and their latencies where they are `timed`, by `pack`."""
+    latencies = median_milliseconds(files) if timed else {}
+    return [
+        StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
+        for pack, content in files.items()
     ]
+
+
+def _report(
+    path: pathlib.Path,
+    route: str,
+    graph: Graph,
+    settings: FileSettings,
+    content: bytes,
+    contents: Contents,
+    **measured: Any,
+) -> ExportReport:
+    """Returns the report of the file of a graph."""
+    is_direct = route == "direct"
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
     return ExportReport(
         path=str(path),
         bytes=len(content),
-        gzip_bytes=storage[0].gzip_bytes,
+        gzip_bytes=gzip_size(content),
         sha256=hashlib.sha256(content).hexdigest(),
         operators=contents.operator_counts(),
         float_operators=contents.float_operators(),
-        route=route,
         float_layers=list(graph.float_layers),
         certified=list(graph.integer_tensors) if is_direct else [],
-        storage=storage,
         kernels=packing.stored_kernels(graph) if is_direct else [],
         runs_from=first_release(products, contents),
         portability=portability_of(graph) if is_direct else [],
         moved_scales=dict(graph.moved_scales) if is_direct else {},
-        moved_biases=moved_biases,
-        target=target,
-        cpu_fallback=TARGETS[target].cpu_fallback(contents),
+        target=settings.target,
+        cpu_fallback=TARGETS[settings.target].cpu_fallback(contents),
         warnings=[
             *_warnings(graph, settings, content),
             *wrong_before(contents),
             *([] if is_direct else [CONVERTED]),
         ],
-        seconds=time.perf_counter() - start,
+        route=route,
+        **measured,
     )
 
 

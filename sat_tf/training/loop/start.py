@@ -161,10 +161,15 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
                 **plan.options,
             )
         model = float_start(config, plain)
-    network = Network(quantized_start(config, model))
+    quantized = quantized_start(config, model)
     read_teacher(config, source)
-    # An input that is no image is fed pixels.
-    return model, input_ranges(network).get(network.inputs[0], PIXELS)
+    return model, fed_range(quantized)
+
+
+def fed_range(model: keras.Model) -> InputRange:
+    """The input range of a quantized model with one input; pixels if that is not an image."""
+    network = Network(model)
+    return input_ranges(network).get(network.inputs[0], PIXELS)
 
 
 @value_errors_as_run_errors()
