@@ -455,6 +455,6 @@ def test_temporary_files_of_others_go_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("sat_tf.commands.evaluate.run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        main._run(["evaluate", "run"])
+        main._run(["evaluate", "file.tflite", "--images", "photos"])
     assert list(tmp_path.iterdir()) == []
     assert tempfile.tempdir == str(tmp_path)
