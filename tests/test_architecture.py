@@ -142,13 +142,13 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2150,
-    "commands": 3800,
+    "commands": 3630,
     "core": 2370,
     "exact": 12050,
-    "export": 4500,
-    "graph": 5000,
-    "keras3": 2600,
-    "loading": 900,
+    "export": 4440,
+    "graph": 4950,
+    "keras3": 2540,
+    "loading": 860,
     "messages": 1320,
     "planning": 1590,
     "qat": 7700,
