@@ -112,7 +112,17 @@ def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
     """Makes a folder for temporary files, and removes those that killed processes have left."""
     _remove_left_files(pathlib.Path(tempfile.gettempdir()))
     # An error of the folder's removal would hide the one that the block has ended with.
-    return tempfile.TemporaryDirectory(prefix=_own_prefix(), ignore_cleanup_errors=True)
+    return _TemporaryFolder(prefix=_own_prefix(), ignore_cleanup_errors=True)
+
+
+class _TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A folder that is gone after its block, also where a signal ends its removal."""
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            shutil.rmtree(self.name, ignore_errors=True)
 
 
 _LEFT = re.compile(r"\.?sat_tf-(?P<machine>[0-9a-f]{8})-(?P<process>\d{1,9})-")

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import pathlib
 import re
 import struct
 import subprocess
@@ -145,6 +146,17 @@ def test_a_temporary_folder_that_stays_hides_no_error(tmp_path, monkeypatch):
     with temporary_folder():
         pass
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_signal_that_ends_the_removal_of_a_temporary_folder_leaves_none(tmp_path, monkeypatch):
+    def interrupted(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", interrupted)
+    with pytest.raises(KeyboardInterrupt), temporary_folder() as folder:
+        pathlib.Path(folder, "left").touch()
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- members of archives ---------------------------------------------------------------------------

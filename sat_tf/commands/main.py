@@ -113,10 +113,7 @@ def _run(words: Sequence[str]) -> bool | None:
         # Keras and TensorFlow leave temporary files behind where they are interrupted: these go
         # with the command. Whoever needs one says that there is no room.
         with contextlib.suppress(OSError):
-            folder = temporary_folder()
-            # A signal may end the removal: this one then removes what is left.
-            stack.callback(shutil.rmtree, folder.name, ignore_errors=True)
-            tempfile.tempdir = stack.enter_context(folder)
+            tempfile.tempdir = stack.enter_context(temporary_folder())
         try:
             outcome: bool | None = parsed.command(parsed, console)
         finally:

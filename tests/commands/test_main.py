@@ -458,15 +458,3 @@ def test_temporary_files_of_others_go_with_the_command(tmp_path, monkeypatch):
         main._run(["evaluate", "file.tflite", "--images", "photos"])
     assert list(tmp_path.iterdir()) == []
     assert tempfile.tempdir == str(tmp_path)
-
-
-def test_a_signal_that_ends_the_removal_of_temporary_files_leaves_none(tmp_path, monkeypatch):
-    class Interrupted(tempfile.TemporaryDirectory):
-        def cleanup(self):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(main, "temporary_folder", lambda: Interrupted(dir=tmp_path))
-    monkeypatch.setattr("sat_tf.commands.evaluate.run", lambda arguments, console: True)
-    with pytest.raises(KeyboardInterrupt):
-        main._run(["evaluate", "file.tflite", "--images", "photos"])
-    assert list(tmp_path.iterdir()) == []
