@@ -34,8 +34,8 @@ from rows import as_table, read_csv, write_csv
 import sat_tf
 from sat_tf import output_folder
 from sat_tf.analysis.allocation.allocation import BitProblem
+from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
-from sat_tf.analysis.allocation.result import read_budget
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report.results import Results

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sat_tf.analysis.allocation.result import Knapsack
+from sat_tf.analysis.allocation.budget import Knapsack
 
 Evaluate = Callable[[np.ndarray], float]
 

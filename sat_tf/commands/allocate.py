@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.analysis.allocation.result import LIMITS, NAMES, read_budget
+from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
 from sat_tf.commands.images import USUAL_IMAGES, add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.models import add_model_argument, analysed_model
 from sat_tf.commands.options import PACKS, add_outputs, several, write_outputs

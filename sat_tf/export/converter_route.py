@@ -16,7 +16,8 @@ from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.windows import LinearKind, transposed_size
 from sat_tf.exact.tflite.tensors import Activation, dequantized
 from sat_tf.export.lowering.float_layer import FloatLayer, run_converter
-from sat_tf.export.lowering.packing import FileSettings, with_own_names
+from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError, did_you_mean

@@ -10,8 +10,8 @@ import tf_keras as keras
 import sat_tf
 from benchmarks.haq_searches import greedy_search, random_search, within_budget
 from benchmarks.hessian import hessian_costs, model_traces
+from sat_tf.analysis.allocation.budget import Knapsack, solve
 from sat_tf.analysis.allocation.choices import ModelChoices
-from sat_tf.analysis.allocation.result import Knapsack, solve
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis.allocation.small_models import images_for, residual

@@ -18,7 +18,7 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.top_k import top_hits
-from sat_tf.export.lowering.packing import with_own_names
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from tests.export.proofs import calibrated, keras_tensors, stored

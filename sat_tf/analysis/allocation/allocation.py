@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.analysis.allocation.budget import Knapsack, Solution, read_budget, solve
 from sat_tf.analysis.allocation.choices import (
     Choice,
     LayerChoices,
@@ -16,15 +17,7 @@ from sat_tf.analysis.allocation.choices import (
     milliseconds_of,
     read_npu,
 )
-from sat_tf.analysis.allocation.result import (
-    AllocatedLayer,
-    Allocation,
-    Knapsack,
-    Solution,
-    Total,
-    read_budget,
-    solve,
-)
+from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Total
 from sat_tf.analysis.sensitivity import USUAL_IMAGES, refuse_all_but_float, sensitivity
 from sat_tf.analysis.sensitivity_result import MOST_BITS, Sensitivity
 from sat_tf.arguments import is_integer, is_number

@@ -13,7 +13,8 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import find_problems, role_of
-from sat_tf.export.lowering.packing import FileSettings, pack_graph, with_softmax
+from sat_tf.export.lowering.outputs import with_softmax
+from sat_tf.export.lowering.packing import FileSettings, pack_graph
 from sat_tf.export.lowering.scales import make_portable, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph import layer_kinds

@@ -13,8 +13,8 @@ from sat_tf.analysis.allocation.allocation import (
     costs_of_table,
     table_of_sensitivity,
 )
+from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices, milliseconds_of
-from sat_tf.analysis.allocation.result import read_budget
 from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy

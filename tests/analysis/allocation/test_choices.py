@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.analysis.allocation.allocation import costs_of_table
+from sat_tf.analysis.allocation.budget import Knapsack, read_budget, solve
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
-from sat_tf.analysis.allocation.result import Knapsack, read_budget, solve
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis.allocation.small_models import joined, residual
 

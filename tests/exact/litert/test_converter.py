@@ -14,7 +14,7 @@ from sat_tf.exact.certificate.proof import verify_file
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.tflite.contents import read_contents
-from sat_tf.export.lowering.packing import with_own_names
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.messages import reason_of

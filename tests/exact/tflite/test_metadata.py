@@ -20,7 +20,7 @@ from sat_tf.exact.tflite import metadata as written
 from sat_tf.exact.tflite.contents import _separated, read_contents, unpacked
 from sat_tf.exact.tflite.metadata import Metadata, encode, misfits, read_metadata
 from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
-from sat_tf.export.lowering.packing import with_output_type
+from sat_tf.export.lowering.outputs import with_output_type
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from tests.export.damage import changed

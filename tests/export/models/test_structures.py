@@ -9,7 +9,7 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import linear_operations
-from sat_tf.export.lowering.packing import with_own_names
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.model_class import policy_of

@@ -14,7 +14,8 @@ from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import ExportReport, file_content
-from sat_tf.export.lowering.packing import FileSettings, with_own_names
+from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.calibrate import estimate_statistics
