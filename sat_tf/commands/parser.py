@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         super().error(shown(message))
 
     def _refusal(self, option: str) -> str:
-        """A sentence on an unknown option: what to write in its place, or why there is none."""
+        """Returns a sentence on an unknown option: what to write in its place, or why it went."""
         if option in self.refused:
             fix = f": {self.refused[option]}."
         else:

@@ -412,7 +412,9 @@ class _Counter:
         tensors = file.contents.tensors
         self._places = {tensor.name: index for index, tensor in enumerate(tensors)}
         # LiteRT ends the process that asks for the values of a resource.
-        self._numeric = [i for i, one in enumerate(tensors) if one.type not in _WITHOUT_VALUES]
+        self._numeric = [
+            i for i, tensor in enumerate(tensors) if tensor.type not in _WITHOUT_VALUES
+        ]
         by_output = {operation.output: operation for operation in file.graph.operations}
         self._operations: dict[int, list[Operation]] = {}
         self.operators: list[ComparedOperator] = []

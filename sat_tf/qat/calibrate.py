@@ -501,7 +501,7 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 def _all_or_nothing(network: Network) -> Iterator[None]:
     """Gives all that a calibration sets its values back where that fails, or is interrupted."""
     layers = [node.layer for node in network if isinstance(node.layer, QuantizedLayer)]
-    variables = [v for layer in layers for v in layer.output_variables.values()]
+    variables = [variable for layer in layers for variable in layer.output_variables.values()]
     for norm in _norms(network).values():
         variables += [norm.moving_mean, norm.moving_variance]
     before = [(variable, variable.numpy()) for variable in variables]

@@ -431,12 +431,16 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
         return []
     layers = {node.layer.name: node.layer for node in network}
     reading = tuple(dict.fromkeys(fold.layer for fold in folds))
-    padding = tuple(n for n in reading if getattr(layers[n], "padding", "valid") != "valid")
+    padding = tuple(
+        name for name in reading if getattr(layers[name], "padding", "valid") != "valid"
+    )
     reads = {node.name for node in network if node.layer.name in reading}
     if not padding and all(set(network.inputs).issuperset(network[name].inputs) for name in reads):
         return []  # nothing pads
     # An image that is only moved is an output with its shift, as before.
-    names = [n for n in network.outputs if not reads.isdisjoint({n, *network.before(n)})]
+    names = [
+        name for name in network.outputs if not reads.isdisjoint({name, *network.before(name)})
+    ]
     images = {name: _images(network[name].shape, ranges.get(name)) for name in network.inputs}
     expected = _outputs(network, images, names)
     shifted = {name: images[name] - np.float32(change.shift) for name, change in changes.items()}

@@ -116,7 +116,9 @@ def completed(
                 }
         fields["overrides"] = {**named, **policy.overrides}
     if policy.input_type is None:
-        fields["input_type"] = {n: current[n] for n in network.inputs if n not in kept_names}
+        fields["input_type"] = {
+            name: current[name] for name in network.inputs if name not in kept_names
+        }
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {

@@ -333,7 +333,10 @@ def recheck(
         raise ProblemsError(f"{subject.path} and its certificate", problems)
     origin = recorded.images_from
     fresh = prove(subject, images, None, images_from=origin, runtimes=runtimes, progress=progress)
-    before, now = ({one.name: one.sha256 for one in each.codes} for each in (recorded, fresh))
+    before, now = (
+        {tensor.name: tensor.sha256 for tensor in certificate.codes}
+        for certificate in (recorded, fresh)
+    )
     lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
     lines += [f"{name}: it is not in the file" for name in before if name not in now]
     for name, digest in now.items():

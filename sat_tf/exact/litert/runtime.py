@@ -159,8 +159,9 @@ class Runtime:
     @property
     def delegated(self) -> set[int]:
         """The operators that XNNPACK has taken over, by their places in the file."""
-        delegates = [node for node in self._plan if node["op_name"] == "DELEGATE"]
-        operators = [node for node in self._plan if node["op_name"] != "DELEGATE"]
+        plan = self._plan
+        delegates = [node for node in plan if node["op_name"] == "DELEGATE"]
+        operators = [node for node in plan if node["op_name"] != "DELEGATE"]
         makers = {index: i for i, node in enumerate(operators) for index in node["outputs"]}
         delegated: set[int] = set()
         for delegate in delegates:

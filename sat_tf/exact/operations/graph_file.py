@@ -332,7 +332,9 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     tensors_before, count = dict(progress.tensors), len(progress.operations)
     output = operator.outputs[place]
     known = progress.known | progress.pending.keys()
-    unknown = [t for t in operator.reads if t.data is None and t.name not in known]
+    unknown = [
+        tensor for tensor in operator.reads if tensor.data is None and tensor.name not in known
+    ]
     try:
         row = ROWS.get(operator.name)
         if len(operator.outputs) != 1 and not (row and row.makes_several):

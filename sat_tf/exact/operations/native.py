@@ -114,8 +114,6 @@ def _negated(call: Call) -> np.ndarray:
 # The grid of a softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
 _TANHS = Codes(np.float32(1.0 / 128.0), 0)
-
-
 _LEAKY = Written(2, "LeakyReluOptions")
 
 
@@ -129,7 +127,9 @@ ROWS = (
         _by(lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes)),
         written=Written(2, "AbsOptions"),
     ),
-    _function("LOGISTIC", _by(lambda rule: rule.logistic), grid=PROBABILITIES, written=Written(2)),
+    _function(
+        "LOGISTIC", _by(lambda kernels: kernels.logistic), grid=PROBABILITIES, written=Written(2)
+    ),
     _function("TANH", _by(lambda kernels: kernels.tanh), grid=_TANHS, written=Written(2)),
     _function(
         "ELU", _by(lambda kernels: functions.by_table(_elu, kernels.tabulated)), written=Written(1)

@@ -443,8 +443,10 @@ def differences(expected: Contents, found: Contents) -> list[str]:
     """Lists the differences of `found` from `expected`, in sentences."""
     counts = expected.operator_counts(), found.operator_counts()
     if counts[0] != counts[1]:
-        wanted, made = (", ".join(f"{n} {name}" for name, n in each.items()) for each in counts)
-        return [f"its operators are {made}, expected {wanted}"]
+        wanted, received = (
+            ", ".join(f"{number} {name}" for name, number in count.items()) for count in counts
+        )
+        return [f"its operators are {received}, expected {wanted}"]
     lines = []
     if expected.interface != found.interface:
         lines.append(f"its interface is {found.interface}, expected {expected.interface}")

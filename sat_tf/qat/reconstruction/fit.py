@@ -82,7 +82,9 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
         if SKEW in layer.output_variables:  # a share of the level
             level = clipping.highest_value(layer.output_variables)
             units[id(layer.output_variables[SKEW])] = _LEVEL_CODES * code / level
-    return [_Trained(v, units.get(id(v), 1.0)) for v in layer.trainable_variables]
+    return [
+        _Trained(variable, units.get(id(variable), 1.0)) for variable in layer.trainable_variables
+    ]
 
 
 class _Adam:
