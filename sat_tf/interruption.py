@@ -18,6 +18,7 @@ def ending_of(interrupt: KeyboardInterrupt) -> tuple[str, int]:
 
 
 _A_MOMENT_SECONDS = 0.01
+_received: list[KeyboardInterrupt] = []
 
 
 def end_on_signals() -> None:
@@ -28,7 +29,8 @@ def end_on_signals() -> None:
     before = sys.unraisablehook
 
     def receive(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        _received.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+        raise _received[-1]
 
     def again(dropped: "sys.UnraisableHookArgs") -> None:
         if issubclass(dropped.exc_type, Exception | SystemExit | GeneratorExit):
@@ -39,7 +41,20 @@ def end_on_signals() -> None:
         threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
 
     signal.signal(signal.SIGTERM, receive)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, receive)
     sys.unraisablehook = again
+
+
+def interrupt_lost_in(error: Exception) -> KeyboardInterrupt | None:
+    """Returns the signal that an error stands for; None if the error is one of its own.
+
+    A function in C that overlooks the exception of a signal fails with CPython's SystemError.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, SystemError):
+        cause = cause.__cause__ or cause.__context__
+    return _received[-1] if cause is not None and _received else None
 
 
 def _send_to_main_thread(number: int) -> None:

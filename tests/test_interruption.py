@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import sys
@@ -5,6 +6,8 @@ import time
 
 import pytest
 
+from sat_tf import interruption
+from sat_tf.commands.main import report_errors
 from sat_tf.interruption import Terminated, end_on_signals, ending_at_once, ignore_signals
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -42,6 +45,31 @@ def test_a_signal_in_a_finalizer_is_raised_behind_it(number, kind, kept_handlers
     with pytest.raises(kind):
         work()
     assert capsys.readouterr().err == ""
+
+
+@ENDS
+def test_a_signal_that_a_function_in_c_turns_into_an_error_ends_the_command(
+    number, kind, kept_handlers, monkeypatch, capsys
+):
+    monkeypatch.setattr(interruption, "_received", [])
+
+    def fail():
+        raise SystemError("bad argument to internal function")
+
+    def work():
+        with contextlib.suppress(KeyboardInterrupt):
+            ask_to_stop(number)
+            time.sleep(10)
+        try:
+            fail()
+        except SystemError as error:
+            raise ValueError("cannot be read") from error
+
+    end_on_signals()
+    with pytest.raises(SystemError):  # no signal has come
+        report_errors(fail)
+    assert report_errors(work) == 128 + number
+    assert capsys.readouterr().err.endswith("; the files written so far are whole\n")
 
 
 @ENDS

@@ -16,7 +16,7 @@ from typing import Any
 
 from sat_tf.commands.parser import SHELLS, Parser, completion
 from sat_tf.files import temporary_folder
-from sat_tf.interruption import ending_of
+from sat_tf.interruption import ending_of, interrupt_lost_in
 from sat_tf.messages import (
     ReadingError,
     RunError,
@@ -157,16 +157,19 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     errors = make_console(stderr=True)
     try:
         return _FAILED if command() is False else 0
+    except KeyboardInterrupt as error:
+        interrupt = error
     except Exception as error:
-        sentence = _sentence(error)
-        if sentence is None:
+        if lost := interrupt_lost_in(error):
+            interrupt = lost
+        elif sentence := _sentence(error):
+            say(errors, f"error: {sentence}", style="red")
+            return _BAD_INPUT
+        else:
             raise
-        say(errors, f"error: {sentence}", style="red")
-        return _BAD_INPUT
-    except KeyboardInterrupt as interrupt:
-        word, status = ending_of(interrupt)
-        say(errors, str(interrupt) or f"{word}; the files written so far are whole", style="red")
-        return status
+    word, status = ending_of(interrupt)
+    say(errors, str(interrupt) or f"{word}; the files written so far are whole", style="red")
+    return status
 
 
 def _sentence(error: Exception) -> str | None:
@@ -174,10 +177,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, RunError | ReadingError):
         return shown(error)
     if isinstance(error, OSError):  # a full disk, or a folder that vanished
+        name = error.filename or f"a file, perhaps a temporary one in {_temporary_folder()}"
         return shown(
-            f"{error.filename or 'a file, perhaps a temporary one'}: cannot be read or written "
-            f"({error.strerror or error}), expected a disk with room and permission; free some "
-            "space, or name another folder; TMPDIR names that of temporary files."
+            f"{name}: cannot be read or written ({error.strerror or error}), expected a disk with "
+            "room and permission; free some space, or name another folder; TMPDIR names that of "
+            "temporary files."
         )
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
@@ -186,3 +190,10 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or exhausted:
         return "out of memory; use a smaller model, smaller or fewer images, or a smaller batch."
     return None
+
+
+def _temporary_folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # there is none
+        return "TMPDIR"

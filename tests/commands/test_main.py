@@ -433,13 +433,13 @@ NO_ROOM = errno.ENOSPC, "No space left on device"
             OSError(errno.ENAMETOOLONG, "File name too long", "x.zip"),
             "x.zip: cannot be read or written",
         ),
-        (FileNotFoundError(errno.ENOENT, "No usable"), "a file, perhaps a temporary one: cannot"),
+        (FileNotFoundError(errno.ENOENT, "No usable"), "a file, perhaps a temporary one in"),
         (
             OSError(*NO_ROOM, "run/metrics.csv"),
             "error: run/metrics.csv: cannot be read or written (No space left on device), expected "
             "a disk with room",
         ),
-        (OSError(*NO_ROOM), "error: a file, perhaps a temporary one"),
+        (OSError(*NO_ROOM), f"error: a file, perhaps a temporary one in {tempfile.gettempdir()}: "),
     ],
 )
 def test_what_the_system_refuses_has_its_own_fix(error, said, capsys):
