@@ -142,20 +142,20 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2150,
-    "commands": 3630,
+    "commands": 3640,
     "core": 2370,
     "exact": 12060,
     "export": 4440,
     "graph": 4950,
     "keras3": 2540,
     "loading": 860,
-    "messages": 1320,
+    "messages": 1310,
     "planning": 1590,
     "qat": 7700,
     "quantizers": 3990,
-    "report": 745,
+    "report": 740,
     "training": 8320,
-    ".": 1400,  # the modules beside the rooms, together
+    ".": 1405,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.
