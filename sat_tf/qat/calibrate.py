@@ -31,7 +31,7 @@ from sat_tf.qat.input_range_checks import (
     range_statistics,
 )
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
+from sat_tf.qat.layout import in_inference, inner_layer, is_norm, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
@@ -367,7 +367,7 @@ def _compared(
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
     """The normalizations, each once, by the identity of the layers of the network."""
-    return {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
+    return {id(node.layer): inner_layer(node.layer) for node in network if is_norm(node)}
 
 
 def _fit_both(
@@ -544,12 +544,8 @@ def _is_logits(network: Network, node: Node) -> bool:
     return bool(readers) and node.name not in network.outputs and are_softmax
 
 
-def _is_norm(node: Node) -> bool:
-    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
-
-
 def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
     """The arguments of a call: as in inference, except BatchNormalization if asked for."""
-    stays = not _is_norm(node) or node.arguments.get("training") is False
+    stays = not is_norm(node) or node.arguments.get("training") is False
     training = on_batch_statistics and not stays
     return {**node.arguments, **training_argument(node.layer.call, training)}
