@@ -5,6 +5,8 @@ import gc
 import hashlib
 import os
 import pathlib
+import signal
+import sys
 
 # TensorFlow's half a million objects stay: the garbage collector need not walk through them.
 gc.disable()
@@ -157,3 +159,13 @@ def replicas(request):
 @pytest.fixture(autouse=True)
 def _same_draws_for_every_test():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def kept_handlers(monkeypatch):
+    """Puts back the handlers of signals that a test sets."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -15,6 +15,7 @@ import setuptools
 import yaml
 
 import sat_tf
+from sat_tf import version
 from tests.campaign.kinds import KINDS
 from tests.versions import wheel
 
@@ -68,19 +69,16 @@ def test_links_become_words_and_pictures_go_with_their_captions(described):
     )
 
 
-def test_the_citation_is_of_this_version_and_of_the_paper():
+def test_the_citation_and_the_changelog_are_of_this_version_and_of_the_paper():
     found = yaml.safe_load(_read("CITATION.cff"))
     assert {"cff-version", "message", "title", "authors"} <= set(found)
-    assert found["version"] == sat_tf.__version__
+    assert found["version"] == sat_tf.__version__ == version.__version__
+    first, second = re.findall(r"^## (.*)", _read("CHANGELOG.md"), re.M)[:2]
+    assert (second if first == "Unreleased" else first) == sat_tf.__version__
     assert found["license"] == _PROJECT["license"]
     (paper,) = found["references"]
     assert paper["title"] == "Towards Efficient Training for Neural Network Quantization"
     assert [one["family-names"] for one in paper["authors"]] == ["Jin", "Yang", "Liao"]
-
-
-def test_the_changelog_has_this_version_below_what_is_not_released():
-    first, second = re.findall(r"^## (.*)", _read("CHANGELOG.md"), re.M)[:2]
-    assert (second if first == "Unreleased" else first) == sat_tf.__version__
 
 
 def test_each_promise_of_the_threat_model_is_held_by_tests_that_are_there():
@@ -97,13 +95,15 @@ def test_each_promise_of_the_threat_model_is_held_by_tests_that_are_there():
         assert set(kinds) <= set(KINDS), row
 
 
-def test_python_versions_are_the_same_in_metadata_and_workflows():
+def test_python_versions_are_the_same_in_metadata_workflows_and_pages_to_start_from():
     low, end = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", _PROJECT["requires-python"]).groups()
     versions = [f"3.{minor}" for minor in range(int(low), int(end))]
     heads = [words.rsplit(" ", 1)[1] for words in _PROJECT["classifiers"] if ":: 3." in words]
     assert heads == versions
     matrix = _workflow("tests")["jobs"]["tests"]["strategy"]["matrix"]
     assert matrix["python"] == versions
+    for page in ("README.md", "docs/index.md"):
+        assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in _read(page)
 
 
 def test_workflows_run_what_contributors_run():
@@ -117,36 +117,24 @@ def test_workflows_run_what_contributors_run():
 def test_no_workflow_holds_a_secret_and_only_the_upload_may_write():
     for path in _WORKFLOWS:
         assert "secrets." not in path.read_text(encoding="utf-8")
-        assert yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"] == {
-            "contents": "read"
-        }
+        permissions = yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"]
+        assert permissions == {"contents": "read"}
     upload = _workflow("publish")["jobs"]["upload"]
     assert upload["permissions"] == {"id-token": "write"}
     assert upload["needs"] == "build"
 
 
-@pytest.mark.parametrize("path", sorted((_ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")))
-def test_forms_of_issues_are_whole(path):
-    form = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if path.stem == "config":
-        return
-    assert form["name"]
-    assert form["description"]
-    names = [field["id"] for field in form["body"]]
-    assert len(set(names)) == len(names)
+def test_forms_of_issues_are_whole():
+    for path in set((_ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        names = [field["id"] for field in form.get("body", ())]
+        assert path.stem == "config" or (form["name"] and form["description"] and names)
+        assert len(set(names)) == len(names)
 
 
 def test_a_wheel_with_tests_or_without_a_part_is_found():
-    package = pathlib.Path(sat_tf.__file__).parent
-    whole = [
-        f"sat_tf/{path.relative_to(package).as_posix()}"
-        for pattern in ("**/*", "training/configs/**/*")
-        for path in package.glob(pattern)
-        if path.is_file() and path.suffix != ".pyc"
-    ]
-    about = ["METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"]
-    whole += [f"sat_tf-0.2.0.dist-info/{name}" for name in about]
-    whole += ["sat_tf-0.2.0.dist-info/licenses/LICENSE"]
+    about = ["METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"]
+    whole = [*wheel.of_package(), *(f"sat_tf-0.2.0.dist-info/{name}" for name in about)]
     assert wheel.problems(whole) == []
     assert wheel.problems([*whole, "tests/test_release.py"]) == [
         "tests/test_release.py: is not the package's"
@@ -189,12 +177,6 @@ def test_all_that_is_no_code_comes_with_the_package():
     assert package / "training" / "configs" / "folder.yaml" in packed
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_pages_to_start_from_name_the_ranges(page):
-    text = (_ROOT / page).read_text(encoding="utf-8")
-    assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in text
-
-
 # -- public names ----------------------------------------------------------------------------------
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
@@ -218,24 +200,18 @@ print("light")
 """
 
 
-def test_importing_sat_tf_loads_nothing_heavy():
-    run = subprocess.run(
-        [sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=PACKAGE.parent
-    )
-    assert run.stdout == "light\n", run.stderr[-2000:]
+FIRST = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
 
 
-@pytest.mark.thorough
-def test_the_first_name_that_is_used_may_be_any():
-    code = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent
-    )
-    assert run.stdout == "weight_quantizer\n", run.stderr[-2000:]
-
-
-def test_there_are_at_most_18_public_names():
-    assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [(FRESH, "light"), pytest.param(FIRST, "weight_quantizer", marks=pytest.mark.thorough)],
+    ids=["import", "configs"],
+)
+def test_importing_sat_tf_loads_nothing_heavy_and_the_first_name_may_be_any(code, printed):
+    settings = {"capture_output": True, "text": True, "cwd": PACKAGE.parent}
+    run = subprocess.run([sys.executable, "-c", code], **settings)
+    assert run.stdout == f"{printed}\n", run.stderr[-2000:]
 
 
 @pytest.mark.parametrize(("name", "home"), sat_tf._HOMES.items())
@@ -246,16 +222,11 @@ def test_every_public_name_is_the_one_of_its_module_and_explained(name, home):
     assert name in dir(sat_tf)
 
 
-def test_type_checkers_see_the_same_names_in_the_same_places():
+def test_type_checkers_see_the_same_names_in_the_same_places_at_most_18():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (block,) = (
         node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node)
     )
     seen = {alias.asname: node.module for node in block.body for alias in node.names}
     assert seen == sat_tf._HOMES
-
-
-def test_the_version_is_that_of_the_package():
-    version = importlib.import_module("sat_tf.version").__version__
-    assert sat_tf.__version__ == version
-    assert [part.isdigit() for part in version.split(".")[:2]] == [True, True]
+    assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18
