@@ -175,7 +175,7 @@ def test_every_example_is_of_a_command_and_its_options(capsys):
     assert wrong == []
 
 
-def test_every_option_of_an_example_is_one_of_its_command(capsys):
+def test_every_option_of_an_example_is_one_of_its_command():
     text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES))
     command = re.compile(r"sat-tf (paper \w+|[a-z]+)(?= )((?:[^\n`\\#]|\\\n)* --[^\n`#]*)")
     named = {}
@@ -183,12 +183,7 @@ def test_every_option_of_an_example_is_one_of_its_command(capsys):
         named.setdefault(name, set()).update(re.findall(r"(?<=\s)--[a-z_-]+", f" {rest}"))
     assert len(named) >= 8
     for name, options in named.items():
-        command, *action = name.split()
-        help_words = [*action, "--help"]
-        with pytest.raises(SystemExit):
-            command_parser(command).parse_args(help_words)
-        known = set(re.findall(r"--[a-z_-]+", capsys.readouterr().out))
-        assert options <= known, name
+        assert options <= {*command_parser(name.split()[0]).options, "--help"}, name
 
 
 def _keys(section, above=""):

@@ -200,13 +200,19 @@ print("light")
 """
 
 
+LIGHT = "; import sys; assert not {'tensorflow', 'keras', 'ai_edge_litert'} & {*sys.modules}"
+LIGHT += "; print('light')"
 FIRST = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
 
 
 @pytest.mark.parametrize(
     ("code", "printed"),
-    [(FRESH, "light"), pytest.param(FIRST, "weight_quantizer", marks=pytest.mark.thorough)],
-    ids=["import", "configs"],
+    [
+        (FRESH, "light"),
+        (f"import sat_tf.exact.targets.processors, sat_tf.qat.policy{LIGHT}", "light"),
+        pytest.param(FIRST, "weight_quantizer", marks=pytest.mark.thorough),
+    ],
+    ids=["import", "targets", "configs"],
 )
 def test_importing_sat_tf_loads_nothing_heavy_and_the_first_name_may_be_any(code, printed):
     settings = {"capture_output": True, "text": True, "cwd": PACKAGE.parent}

@@ -37,11 +37,10 @@ def test_without_a_name_pixels_are_random_and_of_an_array_all_are_taken_or_so_ma
     found = ImageOptions(num_images=3).load((4, 4, 3), 10)
     assert found.labels is None
     assert np.array_equal(found.images, random_images((4, 4, 3), 3, found.source.seed))
-    path = tmp_path / "pixels.npy"
-    np.save(path, np.arange(9, dtype=np.uint8).reshape(9, 1))
-    assert len(ImageOptions(images=str(path)).load((1,), 2).images) == 9
-    few = ImageOptions(images=str(path), num_images=3).load((1,), 2).images
-    assert few.tolist() == [[0], [4], [8]]
+    np.save(tmp_path / "pixels.npy", np.arange(9, dtype=np.uint8).reshape(9, 1))
+    for count, expected in (None, 9), (3, 3):
+        wanted = ImageOptions(images=f"{tmp_path}/pixels.npy", num_images=count)
+        assert len(wanted.load((1,), 2).images) == expected
 
 
 def test_a_folder_tells_its_classes_and_what_it_left_out(tmp_path):
@@ -54,6 +53,11 @@ def test_a_folder_tells_its_classes_and_what_it_left_out(tmp_path):
     assert found.notes[0].startswith("7 of ")
     assert found.notes[0].endswith(" and 2 more")
     assert found.notes[1].startswith("2 classes")
+    # Of a divided folder the held-out pictures are taken.
+    draw(tmp_path / "set", "train/cat/1.png", "train/ox/2.png", "val/cat/3.png", "val/ox/4.png")
+    found = ImageOptions(f"{tmp_path}/set").load((8, 8, 3), 2)
+    assert found.labels.tolist() == [0, 1]
+    assert found.notes[1] == f"{tmp_path}/set is divided: the pictures are those of val"
 
 
 def test_classes_are_numbered_by_the_names_in_the_file(tmp_path):
@@ -67,13 +71,6 @@ def test_classes_are_numbered_by_the_names_in_the_file(tmp_path):
     assert "those of the file are others, such as Hund" in others.notes[0]
     with pytest.raises(RunError, match=r"received the classes dog, expected those of the file"):
         wanted.load(shape, 2, Metadata(labels=("ant", "bee")))
-
-
-def test_of_a_divided_folder_the_held_out_pictures_are_taken(tmp_path):
-    draw(tmp_path, "train/cat/1.png", "train/ox/2.png", "val/cat/3.png", "val/ox/4.png")
-    found = ImageOptions(str(tmp_path)).load((8, 8, 3), 2)
-    assert found.labels.tolist() == [0, 1]
-    assert found.notes[1] == f"{tmp_path} is divided: the pictures are those of val"
 
 
 # -- labels of arrays, which tests/messages/commands.txt reads -------------------------------------

@@ -158,9 +158,7 @@ def test_a_run_records_its_configuration_every_epoch_and_results_of_which_no_cod
     assert results["tflite_images"] == results["held_out_images"] > 20
     assert 20 * results["tflite_top1"] != round(20 * results["tflite_top1"])
     assert results["file_bytes"] == (tiny_run / "model.tflite").stat().st_size
-
-
-def test_both_models_load_with_nothing_but_the_package(tiny_run):
+    # Both models load with nothing but the package.
     for name, bits in (("float", None), ("quantized", 4)):
         model = keras.models.load_model(tiny_run / f"{name}.keras")
         layer = model.get_layer("quant_pointwise")
@@ -339,16 +337,13 @@ def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
     assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
 
 
-@pytest.fixture(scope="module")
-def digits(tiny_run):
-    """Held-out digits with their labels, in files, as options."""
+def test_a_file_is_verified_alone_with_its_model_and_against_its_certificate(
+    tiny_run, tmp_path, sat
+):
     images, labels = source("digits", image_size=8).held_out_sample(256)
-    np.save(tiny_run.parent / "images.npy", images)
-    np.save(tiny_run.parent / "labels.npy", labels)
-    return f"--images {tiny_run.parent}/images.npy --labels {tiny_run.parent}/labels.npy"
-
-
-def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, digits, tmp_path, sat):
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
+    digits = f"--images {tmp_path}/images.npy --labels {tmp_path}/labels.npy"
     verify, out = f"verify {tiny_run}/model.tflite", tmp_path / "proof"
     said = sat(f"{verify} {digits} --out {out}")
     assert "xnnpack" in said
@@ -359,6 +354,11 @@ def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, dig
     assert "received none, expected the 256" in sat(f"{verify} {certificate}", status=2)
     said = sat(f"{verify} {digits} --num_images 9 {certificate}", status=2)
     assert "9 images with the hash" in said
+    pair = f"{tiny_run}/quantized.keras {tiny_run}/model.tflite"
+    sat(f"verify {pair} {digits} --num_images 8 --out {tmp_path}")
+    found = read_json(tmp_path / "certificate.json")
+    assert (found["reference"], found["num_images"]) == ("keras", 8)
+    assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
 
 
 def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, sat):
@@ -369,14 +369,6 @@ def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, sat):
     first = read_json(certificate)["codes"][1]["sha256"]
     certificate.write_text(certificate.read_text().replace(first, first[::-1]))
     assert "does not hold" in sat(f"{verify} --certificate {certificate}", status=1)
-
-
-def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, tmp_path, sat):
-    pair = f"{tiny_run}/quantized.keras {tiny_run}/model.tflite"
-    sat(f"verify {pair} {digits} --num_images 8 --out {tmp_path}")
-    found = read_json(tmp_path / "certificate.json")
-    assert (found["reference"], found["num_images"]) == ("keras", 8)
-    assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
 
 
 @pytest.mark.parametrize("columns", ["1", "2", "-5"])

@@ -17,7 +17,6 @@ from rich.text import Text
 import sat_tf
 from sat_tf.messages.tables import (
     Column,
-    Displayed,
     Marked,
     RowTable,
     Table,
@@ -105,38 +104,16 @@ def test_columns_without_anything_can_be_left_out_and_totals_stand_below_all_row
     assert table.to_html("").index("dense") < table.to_html("").index("in all")
 
 
-class Rows(RowTable):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Result(RowTable):
     COLUMNS = ("name", "value")
+    names: tuple[str, ...] = ()
 
     def to_rows(self):
         return [{"name": "conv", "value": 0.1234567}, {"name": "dense", "value": None}]
 
     def print_to(self, console):
         console.print("two rows")
-
-    def _headline(self):
-        return "two rows"
-
-    def _tables(self):
-        return {}
-
-
-def test_a_result_with_rows_is_a_text_a_data_frame_and_a_file(tmp_path, monkeypatch):
-    assert str(Rows()) == Rows().table(width=8) == "two rows\n"
-    Rows().write_csv(tmp_path / "rows.csv")
-    assert (tmp_path / "rows.csv").read_bytes() == b"name,value\nconv,0.123457\ndense,\n"
-    frame = Rows().to_frame()
-    assert list(frame["name"]) == ["conv", "dense"]
-    assert frame["value"][0] == 0.1234567
-    assert frame["value"].dtype == "float64"  # in spite of the gap
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
-        Rows().to_frame()
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Result(Displayed):
-    names: tuple[str, ...]
 
     def _headline(self):
         return Marked(f"{len(self.names)} <names>", "good")
@@ -147,6 +124,19 @@ class _Result(Displayed):
 
     def _notes(self):
         return ["a < b", "", Marked("beware", "bad")]
+
+
+def test_a_result_with_rows_is_a_text_a_data_frame_and_a_file(tmp_path, monkeypatch):
+    assert str(_Result()) == _Result().table(width=8) == "two rows\n"
+    _Result().write_csv(tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_bytes() == b"name,value\nconv,0.123457\ndense,\n"
+    frame = _Result().to_frame()
+    assert list(frame["name"]) == ["conv", "dense"]
+    assert frame["value"][0] == 0.1234567
+    assert frame["value"].dtype == "float64"  # in spite of the gap
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        _Result().to_frame()
 
 
 def test_the_interpreter_shows_a_line_and_a_notebook_escaped_tables_below_it():
