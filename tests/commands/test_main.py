@@ -101,13 +101,6 @@ def tiny_run(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.fixture
-def pixels(tmp_path):
-    """A file of three grey pictures."""
-    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
-    return tmp_path / "pixels.npy"
-
-
 def read_json(path):
     return json.loads(path.read_text())
 
@@ -120,15 +113,12 @@ def test_a_run_leaves_every_file_and_no_other(tiny_run):
     assert {path.name for path in tiny_run.iterdir()} == {*expected, ".lock"}
 
 
-def test_a_finished_run_is_not_run_again(tiny_run, sat):
+def test_a_finished_run_is_not_run_again_and_a_red_headline_is_status_1(tiny_run, tmp_path, sat):
     before = {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()}
     said = sat(f"train --config {tiny_run.parent}/tiny.yaml --out {tiny_run}")
     assert "This run is finished" in said
     assert " codes differ" in said
     assert {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()} == before
-
-
-def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp_path, sat):
     # The answers of the file part from the trained model's, and all of its codes are right.
     run = shutil.copytree(tiny_run, tmp_path / "run")
     values = read_json(run / "certificate.json")
@@ -140,6 +130,9 @@ def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp
 
 
 def test_a_run_records_its_configuration_every_epoch_and_results_of_which_no_code_differs(tiny_run):
+    demo = train.load_config()  # without a configuration and a folder
+    assert demo.name == "digits_mobilenet_v2_w4a4"
+    assert train.choose_folder(demo, None).path == pathlib.Path("runs") / demo.name
     assert read_config(tiny_run / "config.yaml") == read_config(tiny_run.parent / "tiny.yaml")
     assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
     with (tiny_run / "metrics.csv").open() as file:
@@ -232,16 +225,14 @@ def test_verify_proves_the_file_of_a_folder_again(tiny_run, tmp_path, sat):
 
 
 @pytest.mark.thorough
-def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
-    tiny_run, pixels, tmp_path, sat
-):
+def test_a_run_and_its_verification_compare_the_file_with_the_float_model(tiny_run, tmp_path, sat):
     first = read_json(tiny_run / "certificate.json")
     (note,) = first["float_notes"]
     assert f"the float model {100 * first['top1']['float']:.2f} %" in note["words"]
     for page in ("certificate.html", "report.html"):
         assert note["words"] in (tiny_run / page).read_text()
     # The quantized model in the place of the float one: nothing parts.
-    asked = f"verify {tiny_run}/model.tflite --images {pixels} --out {tmp_path}/proof --float_model"
+    asked = f"verify {tiny_run}/model.tflite --num_images 3 --out {tmp_path}/proof --float_model"
     sat(f"{asked} {tiny_run}/quantized.keras")
     (note,) = read_json(tmp_path / "proof" / "certificate.json")["float_notes"]
     assert note["kind"] == "good"
@@ -249,7 +240,7 @@ def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
 
 
 @pytest.mark.essential
-def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, pixels, tmp_path, sat):
+def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, sat):
     simulate = comparison.simulate
 
     def wrong(graph, batch, given):
@@ -259,7 +250,7 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, pixels,
         return tensors
 
     monkeypatch.setattr(comparison, "simulate", wrong)
-    said = sat(f"verify {tiny_run} --images {pixels} --out {tmp_path}/proof", status=1)
+    said = sat(f"verify {tiny_run} --num_images 3 --out {tmp_path}/proof", status=1)
     compared = read_json(tmp_path / "proof" / "certificate.json")["codes_compared"]
     assert f"2 of {compared:,} codes differ" in said
     assert " stem_relu 2 " in said
@@ -293,13 +284,6 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(tmp_path, 
     }
 
 
-def test_no_word_of_a_command_forges_a_line(capsys):
-    assert main.main(["explain", "a\nerror: forged"]) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines() == [said.rstrip("\n")]
-    assert r"received a\nerror: forged, expected words without line breaks" in said
-
-
 ENDINGS = pytest.mark.parametrize(
     ("number", "status", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
@@ -329,12 +313,6 @@ def test_a_signal_ends_a_command_with_a_line_and_a_status(
     end_on_signals()
     assert main.report_errors(lambda: os.kill(os.getpid(), number)) == status
     assert capsys.readouterr().err == f"{word}; the files written so far are whole\n"
-
-
-def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
-    config = train.load_config()
-    assert config.name == "digits_mobilenet_v2_w4a4"
-    assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
 
 
 def test_a_file_is_verified_alone_with_its_model_and_against_its_certificate(
@@ -371,12 +349,16 @@ def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, sat):
     assert "does not hold" in sat(f"{verify} --certificate {certificate}", status=1)
 
 
-@pytest.mark.parametrize("columns", ["1", "2", "-5"])
-def test_help_fits_into_a_terminal_without_a_width(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", columns)
-    with pytest.raises(SystemExit):
-        main.main(["verify", "--help"])
-    assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
+def test_help_fits_into_a_terminal_without_a_width_and_no_word_forges_a_line(monkeypatch, capsys):
+    for columns in ("1", "2", "-5"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main.main(["verify", "--help"])
+        assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
+    assert main.main(["explain", "a\nerror: forged"]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines() == [said.rstrip("\n")]
+    assert r"received a\nerror: forged, expected words without line breaks" in said
 
 
 NO_ROOM = errno.ENOSPC, "No space left on device"

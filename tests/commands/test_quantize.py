@@ -149,7 +149,12 @@ def test_signals_are_quantized_by_their_arrays(either_keras, told, files, out):
 
 
 @pytest.mark.thorough
-def test_a_calibrated_model_finds_its_range_and_is_whole(told, out):
+def test_a_calibrated_model_finds_its_range_and_is_whole(told, files, out):
+    image = keras.Input((8, 8, 3))  # a model may be nested, and of operations
+    keras.Model(image, model_of_small_range()(image / 255.0)).save(files / "divided.keras")
+    said = told("divided.keras photos")
+    assert "Input range: pixels" in said
+    assert "100.00 %" in said
     said = told("float.keras photos")
     assert said.count("160 pictures of 3 classes, 96 to calibrate on and 64 held out") == 1
     assert "Input range: (-1, 1), found: top-1 on 64 labelled images is" in said
@@ -394,15 +399,14 @@ def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(t
     assert _without_labels(out)["held_out_images"] == 64
 
 
-def test_pictures_without_classes_that_are_left_out_are_named(told, files):
+def test_pictures_that_are_left_out_and_folders_in_another_order_than_the_classes_are_told(
+    told, files
+):
     shutil.copytree(files / "plain", files / "messy")
     (files / "messy" / "page.jpg").write_text("<html>")
     said = told("rescaled.keras messy")
     assert said.count("page.jpg") == 1
     assert "files are no pictures, not whole, or too large: " in said
-
-
-def test_folders_in_another_order_than_the_classes_are_told(told, files):
     model = model_of_small_range()
     kernel, bias = model.get_layer("head").get_weights()
     model.get_layer("head").set_weights([np.roll(kernel, 1, axis=1), bias])
@@ -410,15 +414,6 @@ def test_folders_in_another_order_than_the_classes_are_told(told, files):
     said = told("rolled.keras photos --input_range 0,1", DONE)
     assert "the float model is right for 0.0 % of 64 held-out pictures, which is no more" in said
     assert "in the order of their names" in said
-
-
-@pytest.mark.thorough
-def test_a_float_model_may_be_of_operations_and_nested(told, files):
-    image = keras.Input((8, 8, 3))
-    keras.Model(image, model_of_small_range()(image / 255.0)).save(files / "divided.keras")
-    said = told("divided.keras photos")
-    assert "Input range: pixels" in said
-    assert "100.00 %" in said
 
 
 @pytest.mark.thorough

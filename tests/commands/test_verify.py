@@ -62,6 +62,10 @@ def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, sat):
     certificate = read_certificate(path.with_name("certificate.json"))
     assert certificate.cpu_fallback == {"int8": []}
     assert certificate.target == "ethos-u55"
+    # A run has its target in the policy.
+    for given, target, packing in ([], "litert", "auto"), (["policy.target=int8"], "int8", "none"):
+        config = load_config(None, given)
+        assert (config.policy.processor.name, config.packing) == (target, packing)
 
 
 def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, sat):
@@ -77,13 +81,6 @@ def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, sa
     notes = [note.words for note in certificate.statements]
     assert f"Arm Ethos-U55 leaves {of} operators to the CPU." in notes
     assert left in notes
-
-
-@pytest.mark.parametrize(("given", "expected"), [([], "litert"), (["int8"], "int8")])
-def test_a_run_has_its_target_in_the_policy(given, expected):
-    config = load_config(None, [f"policy.target={name}" for name in given])
-    assert config.policy.processor.name == expected
-    assert config.packing == ("none" if given else "auto")
 
 
 # -- kits and their certificates -------------------------------------------------------------------
