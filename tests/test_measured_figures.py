@@ -53,15 +53,6 @@ def test_a_figure_that_changes_changes_on_its_page_and_lines_end_in_one_way(tmp_
     assert "| a new row | 1 | 2 | 3 | 4 | 5 |" in filled(page)
 
 
-def test_a_page_that_asks_for_what_is_not_there_is_not_built():
-    with pytest.raises(ValueError, match=r"latency.csv has no row with \{'model': 'resnet34'\}"):
-        filled('{{ rows("latency", model="resnet34") }}')
-    with pytest.raises(ValueError, match="rows with"):
-        filled('{{ row("latency", model="resnet18") }}')
-    with pytest.raises(Exception, match="has no attribute 'tims TFMOT'"):
-        filled('{{ rows("latency")[0]["tims TFMOT"] }}')
-
-
 _IN_README = """
 {% macro mean(method, bits) %}{{ rows("peers", method=method, bits=bits)|numbers("top1")|mean|decimals(1) }}{% endmacro %}
 {% macro means(method, strong="") %}{% for bits in "432" %} {{ strong }}{{ mean(method, bits) }}{{ strong }} |{% endfor %}{% endmacro %}

@@ -49,22 +49,19 @@ def read(path, shape=SHAPE, most=None):
 # How folders are listed.
 
 
-def test_a_flat_folder_has_no_labels_and_the_order_of_its_names(tmp_path):
+def test_a_flat_folder_has_no_labels_and_folders_are_classes_in_the_order_of_names(tmp_path):
     for name, value in (("b.png", 2), ("a.png", 1), ("c.bmp", 3), (".d.png", 4)):
-        save(tmp_path / name, picture(value))
-    touch(tmp_path, "notes.txt")
-    images, pictures = read(tmp_path)
+        save(tmp_path / "flat" / name, picture(value))
+    touch(tmp_path / "flat", "notes.txt")
+    images, pictures = read(tmp_path / "flat")
     assert images[:, 0, 0, 0].tolist() == [1, 2, 3]
     assert (pictures.labels, pictures.class_names) == (None, ())
     assert pictures.names == ["a.png", "b.png", "c.bmp"]
     assert pictures.notes == ("1 files passed over, no pictures by their names: notes.txt",)
-
-
-def test_folders_are_classes_in_the_order_of_their_names(tmp_path):
     for name, value in (("dog/1.png", 10), ("ant/1.png", 20), ("cat/2.png", 31), ("cat/1.png", 30)):
-        save(tmp_path / name, picture(value))
-    (tmp_path / "empty").mkdir()
-    images, pictures = read(str(tmp_path))
+        save(tmp_path / "set" / name, picture(value))
+    (tmp_path / "set" / "empty").mkdir()
+    images, pictures = read(f"{tmp_path}/set")
     assert pictures.class_names == ("ant", "cat", "dog", "empty")
     assert pictures.labels.tolist() == [0, 1, 1, 2]
     assert images[:, 0, 0, 0].tolist() == [20, 30, 31, 10]
@@ -102,23 +99,22 @@ def test_a_folder_has_these_pictures_or_holds_them_out(files, names, class_names
     assert (listed.names, listed.class_names) == (names, class_names)
 
 
-def test_links_to_folders_are_followed_once(tmp_path):
-    touch(tmp_path, "elsewhere/2.jpg", "set/a/1.jpg", "set/b/1.jpg")
-    (tmp_path / "set/a/more").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "set/a")
-    (tmp_path / "elsewhere/round").symlink_to(tmp_path / "elsewhere")
-    assert open_pictures(tmp_path / "set").names == ["a/1.jpg", "a/more/2.jpg", "b/1.jpg"]
-
-
-def test_pipes_sockets_devices_and_links_to_nothing_are_corrupt(tmp_path):
-    save(tmp_path / "good.png", picture(1))
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "round.png").symlink_to("round.png")
-    (tmp_path / "device.png").symlink_to("/dev/zero")
+def test_links_to_folders_are_followed_once_and_what_is_no_file_is_corrupt(tmp_path):
+    links = tmp_path / "links"
+    touch(links, "elsewhere/2.jpg", "set/a/1.jpg", "set/b/1.jpg")
+    (links / "set/a/more").symlink_to(links / "elsewhere")
+    (links / "elsewhere/back").symlink_to(links / "set/a")
+    (links / "elsewhere/round").symlink_to(links / "elsewhere")
+    assert open_pictures(links / "set").names == ["a/1.jpg", "a/more/2.jpg", "b/1.jpg"]
+    flat = tmp_path / "flat"
+    save(flat / "good.png", picture(1))
+    os.mkfifo(flat / "pipe.png")
+    (flat / "gone.png").symlink_to(flat / "nowhere")
+    (flat / "round.png").symlink_to("round.png")
+    (flat / "device.png").symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as opened:
-        opened.bind(str(tmp_path / "socket.png"))
-        images, pictures = read(tmp_path)
+        opened.bind(str(flat / "socket.png"))
+        images, pictures = read(flat)
     assert len(images) == 1
     (corrupt,) = pictures.notes
     assert corrupt.startswith("5 of 6 files are no pictures, not whole, or too large: ")
@@ -161,9 +157,7 @@ def test_of_folders_of_classes_a_fifth_of_each_is_held_out(tmp_path):
     assert held_out.labels.tolist() == [0, 0, 1]
     assert len({*train.names, *held_out.names}) == 13
     assert train.notes == ("of each class a fifth is held out, by a hash of the names",)
-
-
-def test_what_is_held_out_depends_on_the_names_alone(tmp_path):
+    # It depends on the names alone.
     for place in ("here", "there/train"):
         touch(tmp_path / place, *(f"cat/{number}.jpg" for number in range(10)))
         touch(tmp_path / place, *(f"dog/{number}.jpg" for number in range(10)))

@@ -35,18 +35,12 @@ def _workflow(name):
     return yaml.safe_load(_read(f".github/workflows/{name}.yml"))
 
 
-@pytest.fixture(scope="module")
-def described():
-    """The arguments that setup.py gives, and its function."""
+def test_the_long_description_leads_nowhere_that_is_not_there(monkeypatch):
     given = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", lambda **words: given.update(words))
-        names = runpy.run_path(str(_ROOT / "setup.py"))
-    return given, names["long_description"]
-
-
-def test_the_long_description_leads_nowhere_that_is_not_there(described):
-    given, _ = described
+    monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
+    convert = runpy.run_path(str(_ROOT / "setup.py"))["long_description"]
+    pictures = "![a picture](docs/a.png)\n\n*What it\nshows.*\n\n[another\none](c.md)\n\n"
+    assert convert(pictures + "pip install '.[gpu]'") == "another\none\n\npip install 'sat-tf[gpu]'"
     text = given["long_description"]
     assert not re.search(r"\]\((?!https?:)", text)
     assert "<img" not in text
@@ -54,19 +48,6 @@ def test_the_long_description_leads_nowhere_that_is_not_there(described):
     assert "pip install ." not in text
     # All headings are left.
     assert re.findall(r"^#.*", text, re.M) == re.findall(r"^#.*", _read("README.md"), re.M)
-
-
-def test_links_become_words_and_pictures_go_with_their_captions(described):
-    _, long_description = described
-    readme = (
-        "![a picture](docs/a.png)\n\n*What it\nshows.*\n\nA [page](docs/b.md#part) and\n[another\n"
-        "one](c.md), [the web](https://example.org/a).\n\npip install .      # or '.[gpu]'\n"
-        "pip install '.[gpu]'\n"
-    )
-    assert long_description(readme) == (
-        "A page and\nanother\none, [the web](https://example.org/a).\n\n"
-        "pip install sat-tf      # or '.[gpu]'\npip install 'sat-tf[gpu]'\n"
-    )
 
 
 def test_the_citation_and_the_changelog_are_of_this_version_and_of_the_paper():
@@ -106,19 +87,15 @@ def test_python_versions_are_the_same_in_metadata_workflows_and_pages_to_start_f
         assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in _read(page)
 
 
-def test_workflows_run_what_contributors_run():
+def test_workflows_run_what_contributors_run_without_secrets_and_only_the_upload_may_write():
     targets = set(re.findall(r"^([a-z-]+):", _read("Makefile"), re.M))
     for path in _WORKFLOWS:
-        used = re.findall(r"run: make ([a-z-]+)", path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        used = re.findall(r"run: make ([a-z-]+)", text)
         assert used, path.name
         assert set(used) <= targets, path.name
-
-
-def test_no_workflow_holds_a_secret_and_only_the_upload_may_write():
-    for path in _WORKFLOWS:
-        assert "secrets." not in path.read_text(encoding="utf-8")
-        permissions = yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"]
-        assert permissions == {"contents": "read"}
+        assert "secrets." not in text
+        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
     upload = _workflow("publish")["jobs"]["upload"]
     assert upload["permissions"] == {"id-token": "write"}
     assert upload["needs"] == "build"
@@ -139,6 +116,13 @@ def test_a_wheel_with_tests_or_without_a_part_is_found():
     assert wheel.problems([*whole, "tests/test_release.py"]) == [
         "tests/test_release.py: is not the package's"
     ]
+    # All that is no code comes with the package.
+    patterns = _SETTINGS["tool"]["setuptools"]["package-data"]["sat_tf"]
+    package = _ROOT / "sat_tf"
+    packed = {path for words in patterns for path in package.glob(words)}
+    files = {path for path in package.rglob("*") if path.is_file()}
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
+    assert package / "training" / "configs" / "folder.yaml" in packed
     whole.remove("sat_tf/training/configs/folder.yaml")
     assert wheel.problems(whole) == ["sat_tf/training/configs/folder.yaml: missing"]
 
@@ -166,15 +150,6 @@ def test_a_range_ends_with_the_oldest_and_the_newest_version_that_passed(name):
     assert passed[0][: len(lowest)] == lowest
     newest = passed[-1][: len(end)]
     assert [*newest[:-1], newest[-1] + 1] == end
-
-
-def test_all_that_is_no_code_comes_with_the_package():
-    patterns = _SETTINGS["tool"]["setuptools"]["package-data"]["sat_tf"]
-    package = _ROOT / "sat_tf"
-    packed = {path for words in patterns for path in package.glob(words)}
-    files = {path for path in package.rglob("*") if path.is_file()}
-    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
-    assert package / "training" / "configs" / "folder.yaml" in packed
 
 
 # -- public names ----------------------------------------------------------------------------------

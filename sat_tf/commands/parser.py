@@ -163,7 +163,7 @@ def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser
         return "\n".join(lines) + "\n"
     cases = []
     for command, command_words in words.items():
-        options, free = [], []
+        options, free = list[str](), list[str]()
         for word in command_words:
             values = list(map(str, word.choices or ()))
             for name in word.option_strings if values else ():

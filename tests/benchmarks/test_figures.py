@@ -118,12 +118,9 @@ def test_what_the_paper_says_of_bits_shows_and_of_channels_does_not():
     # As in the paper, layers of 16 to a few hundred channels.
     table = variances.quantized_deviation(0, channels=(16, 256), samples=2)
     np.testing.assert_allclose(table["std_ratio"][table["bits"] == 8], 1.0, atol=5e-3)
-    found = variances.compare_quantized_deviation(table)
-    assert {one.about: one.holds for one in found} == {
-        "more than 3 bits": True,
-        "1 or 2 bits": True,
-        "different channel numbers": False,
-    }
+    found = {one.about: one.holds for one in variances.compare_quantized_deviation(table)}
+    shows = {"more than 3 bits": True, "1 or 2 bits": True}
+    assert found == {**shows, "different channel numbers": False}
 
 
 # -- κ₀ and κ₁ -------------------------------------------------------------------------------------
@@ -148,10 +145,9 @@ def test_the_table_is_that_of_float64(monkeypatch):
         clamp = [features * reference.clamp(w).var() / 9 for w in weights]
         row = table[table["model"] == name].iloc[0]
         assert (row["n_L"], row["n_hat_L"], row["k_pool"]) == (features, 30, 3)
-        assert row["vanilla_mean"] == pytest.approx(np.mean(vanilla), rel=1e-6)
-        assert row["vanilla_std"] == pytest.approx(np.std(vanilla, ddof=1), rel=1e-4)
-        assert row["clamp_mean"] == pytest.approx(np.mean(clamp), rel=1e-5)
-        assert row["clamp_std"] == pytest.approx(np.std(clamp, ddof=1), rel=1e-4)
+        for start, values, rel in ("vanilla", vanilla, 1e-6), ("clamp", clamp, 1e-5):
+            assert row[f"{start}_mean"] == pytest.approx(np.mean(values), rel=rel)
+            assert row[f"{start}_std"] == pytest.approx(np.std(values, ddof=1), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +206,8 @@ def test_a_training_is_recorded_from_its_start_to_its_end():
     model = resnet18(8, 4, width_multiplier=0.125, seed=0, **small)
     start = kappa_0(model)
     table = kappa.record(model, images, 0, steps=5, every=2)
-    kappas, flow, loss = (
-        table[table["quantity"] == name] for name in ("kappa_0", "kappa_1", "loss")
-    )
+    names = "kappa_0", "kappa_1", "loss"
+    kappas, flow, loss = (table[table["quantity"] == name] for name in names)
     assert kappas["step"].tolist() == [0, 2, 4, 5]
     assert kappas["value"].iloc[0] == pytest.approx(start)
     assert kappas["value"].iloc[-1] == pytest.approx(kappa_0(model))

@@ -101,10 +101,12 @@ def test_the_short_run_is_two_float_models_and_the_ablation_at_2_bits():
     assert [job.config.seed for job in jobs(full=False, seeds=(4, 7))] == [4] * 6 + [7] * 6
 
 
-def test_the_full_run_repeats_what_the_seeds_are_asked_of():
+def test_the_full_run_repeats_what_the_seeds_are_asked_of_and_changes_hold_for_all_rows():
     # Three seeds of 4 float models, of 8 quantized ones and of 4 from the other start; once 6
     # grids, 2 with streams, 9 with the other head and 4 with gradients through the maximum.
-    planned = jobs(full=True)
+    changed = "stages.float.steps=7"
+    planned = jobs(full=True, changes=[changed])
+    assert {(job.config.stages.float.steps, job.changes) for job in planned} == {(7, (changed,))}
     count = collections.Counter(job.row for job in planned)
     assert collections.Counter(count.values()) == {3: 16, 1: 21}
     assert len({job.config.name for job in planned}) == len(planned)
@@ -132,12 +134,6 @@ def test_the_other_head_is_the_same_task_but_for_what_its_name_says():
     assert (plain.policy, plain.data) == (other.policy, other.data)
     through = by_row["glyphs_gap_head/float_through_max/clamp"].policy
     assert (through.detach_max, other.policy.detach_max) == (False, True)
-
-
-def test_changes_hold_for_all_rows():
-    for job in jobs(full=True, changes=["stages.float.steps=7"]):
-        assert job.config.stages.float.steps == 7
-        assert job.changes == ("stages.float.steps=7",)
 
 
 def _run(folder, planned=None):

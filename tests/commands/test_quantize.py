@@ -41,10 +41,9 @@ DONE = (0, 1)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Models that are right in one range, in two, and for pixels as they are; and pictures."""
+    """Models that are right in one range, and for pixels as they are; and pictures."""
     folder = tmp_path_factory.mktemp("given")
     model_of_one_range(NAMED["tf"]).save(folder / "float.keras")
-    model_of_small_range().save(folder / "lenient.keras")
     model_of_small_range(inside=True).save(folder / "rescaled.keras")
     images = small_images(train=96, test=64)
     write_pictures(folder / "photos" / "train", images.train_images, images.train_labels)

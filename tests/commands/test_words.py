@@ -24,16 +24,6 @@ from tests.commands.light import run_alone, told_without_tensorflow
 # -- commands and options that are not there, and packages that are missing ------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("word", ["--help", "--lr"])
-def test_without_pydantic_a_command_says_what_to_install(command, word):
-    told = run_alone(command, word, without=["pydantic"])
-    said = " ".join(told.err.split())
-    assert said.startswith("error: pydantic is not installed in this Python")
-    assert "pip install sat-tf" in said
-    assert (told.status, told.out, "Traceback" in told.err) == (2, "", False)
-
-
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A folder with files of the names that words below have; what is in them is not read."""
@@ -59,14 +49,18 @@ REACHING = {
     "allocate": "model.keras --images photos --budget bytes=3",
     "paper": "run table4/mobilenet_v1/4bits/pact --data glyphs",
 }
+MISSING = [("tensorflow", *reaching) for reaching in REACHING.items()]
+MISSING += [("pydantic", command, word) for command in COMMANDS for word in ("--help", "--lr")]
 
 
-@pytest.mark.parametrize("command", REACHING)
-def test_without_tensorflow_a_command_says_what_to_install(command, there):
-    told = run_alone(command, *REACHING[command].split(), cwd=there, without=["tensorflow"])
+@pytest.mark.parametrize(("missing", "command", "words"), MISSING)
+def test_without_a_package_a_command_says_what_to_install(missing, command, words, there):
+    told = run_alone(command, *words.split(), cwd=there, without=[missing])
     said = " ".join(told.err.split())
-    assert "error: tensorflow is not installed in this Python" in said
+    assert f"error: {missing} is not installed in this Python" in said
+    assert "pip install sat-tf" in said
     assert (told.status, "Traceback" in told.err) == (2, False)
+    assert missing != "pydantic" or (told.out == "" and said.startswith("error: "))
 
 
 @pytest.mark.parametrize("missing", ["keras", "keras pydantic", "wrapt"])

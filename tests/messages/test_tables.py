@@ -1,10 +1,13 @@
+import base64
 import csv
 import dataclasses
 import functools
 import io
+import math
 import pathlib
 import re
 import sys
+import xml.etree.ElementTree as ET
 
 import jinja2
 import numpy as np
@@ -15,6 +18,8 @@ from markupsafe import Markup
 from rich.text import Text
 
 import sat_tf
+from sat_tf.messages import charts
+from sat_tf.messages.charts import dot_chart, histogram
 from sat_tf.messages.tables import (
     Column,
     Marked,
@@ -251,3 +256,45 @@ def test_what_a_template_is_not_given_is_an_error_and_control_characters_of_valu
     page = render("messages/notebook.html", headline=name, tables={}, notes=[])
     assert r"layer\u202egnp.exe\x1b[2J" in page
     assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in of_one_cell(Marked(name, "name")).to_html("")
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def svg(figure):
+    """The elements of the drawing in a figure of a page."""
+    data = re.search(r'src="data:image/svg\+xml;base64,([\w+/=]+)"', figure)[1]
+    return list(ET.fromstring(base64.b64decode(data)).iter())
+
+
+def texts(figure):
+    return [element.text for element in svg(figure) if element.tag.endswith("}text")]
+
+
+def test_a_chart_of_dots_leaves_out_what_was_not_measured():
+    dots = {"κ₁": [0.5, None, math.nan, 2.0], "none": [None] * 4}
+    drawn = dot_chart("<κ>", "layer", "κ₁", dots, wanted=(0.5, 2.0))
+    assert '<figcaption>&lt;κ&gt;</figcaption>\n<img alt="&lt;κ&gt;"' in drawn
+    assert {"layer", "κ₁", "1", "4"} < set(texts(drawn))
+    assert "none" not in texts(drawn)
+    marks = [element for element in svg(drawn) if element.tag.endswith("}use")]
+    assert sum(charts.BLUE.lower() in mark.get("style") for mark in marks) == 2
+    assert drawn == dot_chart("<κ>", "layer", "κ₁", dots, wanted=(0.5, 2.0))
+    for nothing in ([None], [], [0.0, None]):  # a logarithm of zeros is none
+        assert dot_chart("", "", "", {"": nothing}) == ""
+    assert dot_chart("", "", "", {"": [0.0, None]}, share=True) != ""
+
+
+def test_every_code_that_occurs_has_a_bar_beside_the_axis_and_can_be_seen():
+    for count in (1, 2, 16, 32, 33, 256):
+        for counts, bars in (([1] + [0] * (count - 1), 1), ([3] * count, count), ([0] * count, 0)):
+            assert histogram(counts, "x").count("M") == 1 + bars
+    heights = re.findall(r"v-([\d.]+)", histogram([1, 10**9], "x"))
+    assert list(map(float, heights)) == [1.5, 22.0]
+
+
+def test_lines_differ_in_colour_dashes_and_dots():
+    colours = {charts.BLUE, charts.ORANGE, charts.GREEN, charts.PURPLE}
+    assert {style["color"] for style in charts.SERIES} == colours
+    for property_ in ("color", "linestyle", "marker"):
+        assert len({style[property_] for style in charts.SERIES}) == len(charts.SERIES)
