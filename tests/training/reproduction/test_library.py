@@ -37,33 +37,40 @@ def _printed(row):
     return printed.top1, printed.top5
 
 
+def _rows(*patterns):
+    rows, problems = find(patterns)
+    assert not problems
+    return rows
+
+
 def test_every_table_and_figure_has_all_its_rows_in_the_order_of_the_paper():
     counts = collections.Counter(row.split("/")[0] for row in entries())
     assert ", ".join(f"{name} {count}" for name, count in counts.items()) == COUNTS
 
 
-# A few of each table, as printed.
-@pytest.mark.parametrize(
-    ("row", "top1", "top5"),
-    [
-        ("table1/mobilenet_v1/4bits", 71.3, 89.9),
-        ("table1/mobilenet_v2/4bits", 71.1, 90.0),
-        ("table1/mobilenet_v2/8bits_pact", 71.7, 89.9),
-        ("table1/mobilenet_v1/float", 71.7, 90.2),
-        ("table1/mobilenet_v2/float_pact", 72.1, 90.5),
-        ("table2/mobilenet_v1/2bits", 66.3, 86.8),
-        ("table2/mobilenet_v2/4bits", 72.1, 90.6),
-        ("table3/preresnet50/2bits", 74.1, 91.7),
-        ("table3/preresnet50/3bits_weights", 76.3, 93.0),
-        ("table3/preresnet50/float", 75.9, 92.5),
-        ("table4/mobilenet_v1/4bits/pact_sat", 70.9, 89.5),
-        ("table4/mobilenet_v1/8bits/pact_cg", 71.0, 89.5),
-        ("table_s2/mobilenet_v1/6bits/uniform", 72.5, 90.5),
-        ("figure3/mobilenet_v2/2bits/pact_sat_cg", None, None),
-    ],
-)
-def test_printed_figures_are_those_of_the_paper(row, top1, top5):
-    assert _printed(row) == (top1, top5)
+# A few of each table, as printed: top-1 and top-5.
+PRINTED = """
+table1/mobilenet_v1/4bits 71.3 89.9
+table1/mobilenet_v2/4bits 71.1 90.0
+table1/mobilenet_v2/8bits_pact 71.7 89.9
+table1/mobilenet_v1/float 71.7 90.2
+table1/mobilenet_v2/float_pact 72.1 90.5
+table2/mobilenet_v1/2bits 66.3 86.8
+table2/mobilenet_v2/4bits 72.1 90.6
+table3/preresnet50/2bits 74.1 91.7
+table3/preresnet50/3bits_weights 76.3 93.0
+table3/preresnet50/float 75.9 92.5
+table4/mobilenet_v1/4bits/pact_sat 70.9 89.5
+table4/mobilenet_v1/8bits/pact_cg 71.0 89.5
+table_s2/mobilenet_v1/6bits/uniform 72.5 90.5
+figure3/mobilenet_v2/2bits/pact_sat_cg None None
+"""
+
+
+@pytest.mark.parametrize("line", PRINTED.split("\n")[1:-1])
+def test_printed_figures_are_those_of_the_paper(line):
+    row, *printed = line.split()
+    assert [*map(str, _printed(row))] == printed
 
 
 @pytest.mark.parametrize(
@@ -89,18 +96,9 @@ def test_every_network_has_a_recipe_and_every_data_set_changes_known_ones():
 
 
 def test_a_pattern_finds_rows_once_and_in_order():
-    rows, problems = find(["table4/*/4bits/*", "table4/mobilenet_v1/*/pact"])
-    assert [row.id.removeprefix("table4/mobilenet_v1/") for row in rows] == [
-        "4bits/pact",
-        "4bits/pact_sat",
-        "4bits/pact_cg",
-        "4bits/pact_sat_cg",
-        "8bits/pact",
-    ]
-    assert problems == []
-
-
-ROW = {"base": "mobilenet_v1", "method": "SAT"}
+    found = _rows("table4/*/4bits/*", "table4/mobilenet_v1/*/pact")
+    expected = "4bits/pact 4bits/pact_sat 4bits/pact_cg 4bits/pact_sat_cg 8bits/pact"
+    assert [row.id.removeprefix("table4/mobilenet_v1/") for row in found] == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ ROW = {"base": "mobilenet_v1", "method": "SAT"}
 )
 def test_what_a_row_does_not_know_is_refused(wrong):
     with pytest.raises(ValidationError):
-        Row.model_validate({**ROW, **wrong})
+        Row.model_validate({"base": "mobilenet_v1", "method": "SAT", **wrong})
 
 
 # -- outcomes --------------------------------------------------------------------------------------
@@ -150,41 +148,35 @@ def test_files_that_do_not_say_how_many_images_a_file_was_measured_on_are_read(t
     assert read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
 
 
-def _add(path, seed):
-    add_outcomes(path, [outcome(seed=seed)])
-
-
 def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
     file = tmp_path / "paper.csv"
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
-        list(pool.map(_add, [file] * 40, range(40)))
+        outcomes = ([outcome(seed=seed)] for seed in range(40))
+        list(pool.map(add_outcomes, [file] * 40, outcomes))
     assert sorted(found.seed for found in read_outcomes(file)) == list(range(40))
 
 
 # -- tables of outcomes ----------------------------------------------------------------------------
 
-IN_TABLE_1 = "table1/mobilenet_v2/4bits"
+
+# Deviations from 71 of -1, 0, 1: the sample's variance is 2 / 2.
+THREE = [outcome(seed=seed, top1=70.0 + seed) for seed in range(3)]
+OTHERS = [outcome(row="table1/mobilenet_v2/5bits"), outcome(changes="stages.float.steps=2")]
 
 
-def _rows(*patterns):
-    rows, problems = find(patterns)
-    assert not problems
-    return rows
-
-
-def test_one_seed_is_a_number_and_several_are_mean_and_deviation():
-    one = [outcome(top1=70.0)]
-    assert summary(IN_TABLE_1, "glyphs", one) == "70.0"
-    # Deviations from 71 of -1, 0, 1: the sample's variance is 2 / 2.
-    three = [outcome(seed=seed, top1=70.0 + seed) for seed in range(3)]
-    assert summary(IN_TABLE_1, "glyphs", three) == "71.0 ± 1.0 (3)"
-
-
-def test_runs_of_other_rows_data_or_settings_do_not_count():
-    others = [outcome(row="table1/mobilenet_v2/5bits"), outcome(changes="stages.float.steps=2")]
-    assert summary(IN_TABLE_1, "glyphs", others) == ""
-    assert summary(IN_TABLE_1, "digits", [outcome()]) == ""
+@pytest.mark.parametrize(
+    ("outcomes", "data", "words"),
+    [
+        ([outcome(top1=70.0)], "glyphs", "70.0"),
+        (THREE, "glyphs", "71.0 ± 1.0 (3)"),
+        (OTHERS, "glyphs", ""),
+        ([outcome()], "digits", ""),
+    ],
+    ids=["one seed", "mean and deviation", "other rows and settings", "other data"],
+)
+def test_a_summary_is_of_the_runs_of_a_row_on_its_data(outcomes, data, words):
+    assert summary("table1/mobilenet_v2/4bits", data, outcomes) == words
 
 
 def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
@@ -199,8 +191,9 @@ def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
 
 def test_rows_that_are_not_in_the_paper_have_no_column_for_it():
     text = markdown(_rows("glyphs/float/clamp"), [outcome(row="glyphs/float/clamp", top1=69.5)])
-    assert text.splitlines()[0] == "| row | method | glyphs, top-1 |"
-    assert text.splitlines()[2] == "| `glyphs/float/clamp` | clamp | 69.5 |"
+    head, _, row = text.splitlines()
+    assert head == "| row | method | glyphs, top-1 |"
+    assert row == "| `glyphs/float/clamp` | clamp | 69.5 |"
 
 
 def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
@@ -210,21 +203,16 @@ def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
         console.print(table)
     text = console.file.getvalue()
     assert len(tables) == 2
-    assert "supplement, Table 1: logit variance" in text
-    assert "κ₀ 0.5" in text
-    assert "12.0" in text
-    assert "table_s2/mobilenet_v1/6bits/first_last_8bits" in text
+    last = "table_s2/mobilenet_v1/6bits/first_last_8bits"
+    for words in ("supplement, Table 1: logit variance", "κ₀ 0.5", "12.0", last):
+        assert words in text
     narrow = Console(file=io.StringIO(), width=80)
     narrow.print(*tables)
     assert "…" not in narrow.file.getvalue()
 
 
-RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "paper.csv"
-
-
 def test_recorded_outcomes_have_a_commit_and_no_code_that_differs():
-    outcomes = read_outcomes(RESULTS)
+    results = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "paper.csv"
+    outcomes = read_outcomes(results)
     assert outcomes
-    for one in outcomes:
-        assert one.commit
-        assert not one.codes_differing
+    assert all(one.commit and not one.codes_differing for one in outcomes)
