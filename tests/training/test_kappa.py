@@ -12,20 +12,8 @@ from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.graph.layer_kinds import kernels_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
+from sat_tf.training.audit import kappa
 from sat_tf.training.audit.audit import Auditor
-from sat_tf.training.audit.kappa import Flow, gradient_flow_constants, kappa_0
-from sat_tf.training.audit.linear_layers import (
-    find_classifier,
-    is_linear,
-    linear_calls,
-    mixes,
-    neighbours,
-    normalization_behind,
-    pooled_area_before,
-    read_through,
-    unwrapped,
-    users_name,
-)
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 # -- κ₀ --------------------------------------------------------------------------------------------
@@ -60,20 +48,20 @@ def test_the_pooling_right_before_the_classifier_divides(pools, area):
     # A softmax does not hide the classifier.
     ends = layers.Dense(7, name="logits"), layers.Softmax()
     model = network(*(make() for make in pools), *ends)
-    assert kappa_0(model) == pytest.approx(by_hand(model.get_layer("logits").kernel, area))
+    assert kappa.kappa_0(model) == pytest.approx(by_hand(model.get_layer("logits").kernel, area))
 
 
 def test_a_convolution_as_classifier_counts_its_area_and_a_sum_before_the_pooling_changes_nothing():
     model = network(layers.AveragePooling2D(6), layers.Conv2D(5, 2, name="logits"))
     kernel = model.get_layer("logits").kernel
-    assert kappa_0(model) == pytest.approx(by_hand(kernel, 36))
-    assert kappa_0(model) == pytest.approx(2 * 2 * 16 * np.var(kernel) / 36)
+    assert kappa.kappa_0(model) == pytest.approx(by_hand(kernel, 36))
+    assert kappa.kappa_0(model) == pytest.approx(2 * 2 * 16 * np.var(kernel) / 36)
     image = keras.Input((8, 8, 3))
     features = layers.Conv2D(4, 3, padding="same")(image)
     features = layers.ReLU()(layers.Add()([features, layers.Conv2D(4, 1)(features)]))
     logits = layers.Dense(5)(layers.GlobalAveragePooling2D()(features))
     model = keras.Model(image, logits)
-    assert kappa_0(model) == pytest.approx(by_hand(model.layers[-1].kernel, 64))
+    assert kappa.kappa_0(model) == pytest.approx(by_hand(model.layers[-1].kernel, 64))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +76,11 @@ def test_there_is_none_without_one_known_linear_layer_at_the_end(tail):
     model = network(*before)
     features = model.output
     outputs = last([features, features] if isinstance(last, layers.Add) else features)
-    assert kappa_0(keras.Model(model.input, outputs)) is None
+    assert kappa.kappa_0(keras.Model(model.input, outputs)) is None
     # So it is where the size of the pooled map is open.
     image = keras.Input((None, None, 3))
     pooled = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(image))
-    assert kappa_0(keras.Model(image, layers.Dense(5)(pooled))) is None
+    assert kappa.kappa_0(keras.Model(image, layers.Dense(5)(pooled))) is None
 
 
 # The printed table: 0.01, 0.04, 0.02 and 0.026 for a 7 x 7 pooling and VAR[W] = 1/1000.
@@ -108,24 +96,24 @@ def test_vanilla_models_have_the_values_of_the_paper(name, inputs, printed):
     normal = np.random.RandomState(0).normal(size=kernel.shape) / np.sqrt(1000)
     kernel.assign(normal.astype(np.float32))
     # Within the last printed digit, and the 0.3 % by which a sample variance strays.
-    assert kappa_0(model) == pytest.approx(inputs / 49 / 1000, rel=3e-3)
-    assert kappa_0(model) == pytest.approx(printed, rel=0.06)
+    assert kappa.kappa_0(model) == pytest.approx(inputs / 49 / 1000, rel=3e-3)
+    assert kappa.kappa_0(model) == pytest.approx(printed, rel=0.06)
 
 
 def test_a_quantized_classifier_counts_with_its_effective_weights():
     model = network(layers.GlobalAveragePooling2D(), layers.Dense(7, name="logits"))
-    plain = kappa_0(model)
+    plain = kappa.kappa_0(model)
     clamped = sat_tf.quantize_model(model, BitPolicy.paper(4, rescale="none"))
     constant = sat_tf.quantize_model(model, BitPolicy.paper(4, rescale="constant"))
     kept = sat_tf.quantize_model(model, BitPolicy.mobile(8))
     kernel = clamped.get_layer("quant_logits").effective_kernel()
-    assert kappa_0(clamped) == pytest.approx(by_hand(kernel, 144))
+    assert kappa.kappa_0(clamped) == pytest.approx(by_hand(kernel, 144))
     # Rule I: constant rescaling makes the mean square 1/n̂, so that n_L / (n̂ k²) is left.
     kernel = constant.get_layer("quant_logits").effective_kernel().numpy()
     expected = 16 * (1 / 7 - kernel.mean() ** 2) / 144
-    assert kappa_0(constant) == pytest.approx(expected, rel=1e-5)
-    assert kappa_0(clamped) > kappa_0(constant)
-    assert kappa_0(kept) == pytest.approx(plain, rel=0.02)  # 8 bits keep the function
+    assert kappa.kappa_0(constant) == pytest.approx(expected, rel=1e-5)
+    assert kappa.kappa_0(clamped) > kappa.kappa_0(constant)
+    assert kappa.kappa_0(kept) == pytest.approx(plain, rel=0.02)  # 8 bits keep the function
 
 
 # -- κ₁ and κ₂ -------------------------------------------------------------------------------------
@@ -138,7 +126,7 @@ def gradient_flow(model, images, labels):
     return Auditor(model, LabelledImages(images, np.asarray(labels)))()
 
 
-FLOW = Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
+FLOW = kappa.Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
 
 
 # κ₁ = k² n V G / (n̂' V' G'), κ₂ = k⁴ G / (n̂' V' G'), worked out by hand.
@@ -159,9 +147,9 @@ FLOW = Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
 )
 def test_the_constants_solve_the_law(fan_in, following, constants):
     layer = FLOW._replace(fan_in=fan_in)
-    assert gradient_flow_constants(layer, following) == pytest.approx(constants)
+    assert kappa.gradient_flow_constants(layer, following) == pytest.approx(constants)
     # Without a gradient behind it, no constant is finite.
-    without = gradient_flow_constants(layer, [(FLOW._replace(gradient_variance=0.0), 1)])
+    without = kappa.gradient_flow_constants(layer, [(FLOW._replace(gradient_variance=0.0), 1)])
     assert not np.isfinite(without).any()
 
 
@@ -376,11 +364,13 @@ def conv(name, channels=4, kernel=3, **options):
 
 
 def following(outputs):
-    network = read_through(keras.Model(IMAGE, outputs))
+    network = kappa.read_through(keras.Model(IMAGE, outputs))
     return {
-        users_name(node): {users_name(to): area for to, area in neighbours(network, node)}
+        kappa.users_name(node): {
+            kappa.users_name(to): area for to, area in kappa.neighbours(network, node)
+        }
         for node in network
-        if is_linear(node)
+        if kappa.is_linear(node)
     }
 
 
@@ -447,8 +437,12 @@ def test_models_inside_models_are_followed():
 
 
 def behind(model):
-    network = read_through(model)
-    return {node.name: normalization_behind(network, node) for node in network if is_linear(node)}
+    network = kappa.read_through(model)
+    return {
+        node.name: kappa.normalization_behind(network, node)
+        for node in network
+        if kappa.is_linear(node)
+    }
 
 
 def test_only_a_normalization_right_behind_counts():
@@ -480,15 +474,15 @@ def test_a_preactivation_network_has_sums_behind_its_last_layers():
 )
 def test_the_classifier_is_what_makes_the_output(tail, name):
     start = keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(3, name="logits")
-    classifier = find_classifier(read_through(keras.Sequential([*start, *tail])))
+    classifier = kappa.find_classifier(kappa.read_through(keras.Sequential([*start, *tail])))
     assert (classifier.name if classifier else None) == name
 
 
 def test_the_smallest_area_of_paths_that_meet_counts():
     x = conv("a")(IMAGE)
     x = layers.Add()([layers.GlobalAveragePooling2D()(x), layers.GlobalMaxPooling2D()(x)])
-    network = read_through(keras.Model(IMAGE, layers.Dense(3)(x)))
-    assert pooled_area_before(network, find_classifier(network)) == 1
+    network = kappa.read_through(keras.Model(IMAGE, layers.Dense(3)(x)))
+    assert kappa.pooled_area_before(network, kappa.find_classifier(network)) == 1
 
 
 # Counted by hand: how many inputs reach one output, and how many outputs one input reaches.
@@ -507,7 +501,7 @@ def test_the_smallest_area_of_paths_that_meet_counts():
     ],
 )
 def test_neurons_are_counted_as_by_hand(layer, shape, counts):
-    calls = linear_calls(read_through(keras.Sequential([keras.Input(shape), layer])))
+    calls = kappa.linear_calls(kappa.read_through(keras.Sequential([keras.Input(shape), layer])))
     assert [(call.fan_in, call.fan_out) for call in calls.values()] == counts
 
 
@@ -517,8 +511,8 @@ def test_a_subclass_is_not_known_and_wrappers_are_taken_off():
 
     assert kernels_of(Standardized(3, 3)) == ()
     inner = layers.Dense(3)
-    assert unwrapped(layers.TimeDistributed(inner)) is inner
-    assert unwrapped(inner) is inner
+    assert kappa.unwrapped(layers.TimeDistributed(inner)) is inner
+    assert kappa.unwrapped(inner) is inner
 
 
 def test_an_unknown_layer_mixes_where_it_holds_a_matrix():
@@ -531,5 +525,5 @@ def test_an_unknown_layer_mixes_where_it_holds_a_matrix():
 
     matrix, vector = Unknown(name="matrix"), Unknown(name="vector")
     matrix.rank, vector.rank = 2, 1
-    network = read_through(keras.Model(IMAGE, vector(matrix(IMAGE))))
-    assert [node.name for node in network if mixes(node)] == ["matrix"]
+    network = kappa.read_through(keras.Model(IMAGE, vector(matrix(IMAGE))))
+    assert [node.name for node in network if kappa.mixes(node)] == ["matrix"]

@@ -195,26 +195,3 @@ def test_models_wrapped_by_tfmot_are_measured_under_a_strategy(replicas):
     fit(model, rules)
     expect_audited(rules, model)
     assert set(rules.moved) == {layer.name for layer in rules.latest.layers}
-
-
-@pytest.mark.thorough
-def test_the_cost_is_that_of_measuring_without_the_first_time(monkeypatch, caplog):
-    clock = [0.0]
-    monkeypatch.setattr("sat_tf.training.audit.training_rules.time.perf_counter", lambda: clock[0])
-    rules = TrainingRules(SAMPLE, every=3)
-    measure = rules._measure
-
-    def slow_measure():
-        clock[0] += 7.0 if rules.latest else 1000.0
-        measure()
-
-    class SlowSteps(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            clock[0] += 100.0
-
-    monkeypatch.setattr(rules, "_measure", slow_measure)
-    with caplog.at_level(logging.INFO, LOGGER):
-        fit(compiled(BitPolicy.mobile(4)), SlowSteps(), rules)
-    # Six steps of 100 seconds, two measurements of 7.
-    assert rules.cost == pytest.approx(100 * 14 / 600)
-    assert "measuring took 2.3 % of the time of the steps" in caplog.text

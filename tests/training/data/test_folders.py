@@ -14,8 +14,8 @@ from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPE
 from sat_tf.messages import ReadingError
 from sat_tf.pictures import open_pictures
 from sat_tf.training import data
-from sat_tf.training.data import crops
-from sat_tf.training.data.crops import is_turned_jpeg, whole_picture
+from sat_tf.training.data import decoding
+from sat_tf.training.data.decoding import is_turned_jpeg, whole_picture
 from sat_tf.training.data.folders import load_folder_tree, median_side
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
@@ -231,7 +231,7 @@ def coordinates(height, width):
 def windows(height, width, count=400):
     """Height, width (as shares) and mirroring of random crops, measured in the pixels."""
     pixels = tf.constant(coordinates(height, width))
-    draw = tf.function(lambda seed: crops.training_crop_of_pixels(pixels, seed, 32))
+    draw = tf.function(lambda seed: decoding.training_crop_of_pixels(pixels, seed, 32))
     found = []
     for number in range(count):
         crop = draw(tf.constant([number, 7], tf.int64)).numpy().astype(float)
@@ -266,7 +266,7 @@ def test_a_picture_that_no_crop_fits_gives_its_centre():
 
 def test_the_same_seed_gives_the_same_crop():
     jpeg = tf.constant(encoded(photograph()))
-    one, again, other = (crops.training_crop(jpeg, [1, seed], 32).numpy() for seed in (2, 2, 3))
+    one, again, other = (decoding.training_crop(jpeg, [1, seed], 32).numpy() for seed in (2, 2, 3))
     np.testing.assert_array_equal(one, again)
     assert not np.array_equal(one, other)
 
@@ -288,8 +288,10 @@ def test_decoding_only_the_crop_changes_little_and_moves_nothing(
     pixels = tf.io.decode_jpeg(jpeg, channels=3)
     for number in range(20):
         seed = tf.constant([number, 0], tf.int64)
-        found = crops.training_crop(jpeg, seed, size).numpy().astype(int)
-        assert of(np.abs(found - crops.training_crop_of_pixels(pixels, seed, size).numpy())) < below
+        found = decoding.training_crop(jpeg, seed, size).numpy().astype(int)
+        assert (
+            of(np.abs(found - decoding.training_crop_of_pixels(pixels, seed, size).numpy())) < below
+        )
 
 
 def test_large_crops_of_any_format_are_averaged():
@@ -298,7 +300,7 @@ def test_large_crops_of_any_format_are_averaged():
     pixels[:, ::2] = 255
     for number in range(10):
         seed = tf.constant([number, 0], tf.int64)
-        crop = crops.training_crop_of_pixels(tf.constant(pixels), seed, 16).numpy()
+        crop = decoding.training_crop_of_pixels(tf.constant(pixels), seed, 16).numpy()
         # The rest of a crop that is no multiple of 8 shifts squares by a stripe at most.
         assert np.abs(crop.astype(int) - 128).max() <= 32
 
@@ -306,13 +308,13 @@ def test_large_crops_of_any_format_are_averaged():
 @pytest.mark.parametrize("name", ["empty", "text", "half", "no_tables", "half_png"])
 def test_corrupt_files_are_refused(name):
     # All of the picture, so that nothing of it is passed over.
-    whole = crops.TrainingCrops(smallest_area=1.0)
+    whole = decoding.TrainingCrops(smallest_area=1.0)
     with pytest.raises(tf.errors.OpError):
-        crops.training_crop(tf.constant(CORRUPT[name]), [0, 0], 16, crops=whole)
+        decoding.training_crop(tf.constant(CORRUPT[name]), [0, 0], 16, crops=whole)
 
 
 def test_the_largest_picture_is_that_of_pillow():
-    assert crops._MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
+    assert decoding._MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
 
 # -- the orientation of a picture ------------------------------------------------------------------
@@ -361,8 +363,8 @@ def test_training_crops_of_turned_pictures_are_those_of_the_upright_ones(kind):
     for number in range(4):
         seed = tf.constant([number, 0], tf.int64)
         np.testing.assert_array_equal(
-            crops.training_crop(tf.constant(content), seed, 32, is_turned=is_turned),
-            crops.training_crop_of_pixels(upright, seed, 32),
+            decoding.training_crop(tf.constant(content), seed, 32, is_turned=is_turned),
+            decoding.training_crop_of_pixels(upright, seed, 32),
         )
 
 

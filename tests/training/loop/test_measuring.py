@@ -12,8 +12,8 @@ import tf_keras as keras
 from sat_tf.messages import RunError
 from sat_tf.qat.finetune import Backup
 from sat_tf.training.learner import Learner, training_copy
-from sat_tf.training.loop.callbacks import BestEpoch, kept_current, settling
 from sat_tf.training.loop.runner import outside_failures_explained
+from sat_tf.training.loop.stage import BestEpoch, kept_current, settling
 from sat_tf.training.run_folder import EpochMetrics, RunFolder
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model

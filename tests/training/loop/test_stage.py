@@ -22,8 +22,13 @@ from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from sat_tf.training.loop import stage
-from sat_tf.training.loop.callbacks import EpochLog, StopWhenNotFinite
-from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
+from sat_tf.training.loop.stage import (
+    EpochLog,
+    Run,
+    StopWhenNotFinite,
+    held_out_metrics,
+    train_stage,
+)
 from sat_tf.training.loop.start import batch_size_problems, describe_environment
 from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder, RunState
 from tests.training.small import small_images, small_quantized_model

@@ -23,8 +23,12 @@ from sat_tf.training import recipes
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, cross_entropy, training_copy
-from sat_tf.training.loop.callbacks import StopWhenNotFinite, kept_current
-from sat_tf.training.loop.stage import held_out_metrics, train_stage
+from sat_tf.training.loop.stage import (
+    StopWhenNotFinite,
+    held_out_metrics,
+    kept_current,
+    train_stage,
+)
 from sat_tf.training.run_folder import OSCILLATIONS, EpochMetrics
 from sat_tf.training.trained_models import read_teacher
 from tests.training.loop import test_stage

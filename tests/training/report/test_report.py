@@ -16,7 +16,7 @@ from sat_tf.report.report import headline_of_folder, write_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
-from sat_tf.training.loop.outcome import _weights, write_report
+from sat_tf.training.loop.runner import _weights, write_report
 from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder
 from tests.exact.certificate.test_certificate_page import outline
 from tests.messages.test_charts import texts

@@ -8,15 +8,8 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
+from sat_tf.training import reproduction as paper
 from sat_tf.training.config import SHIPPED
-from sat_tf.training.paper_rows import Row, data_sets, entries, find
-from sat_tf.training.reproduction import (
-    add_outcomes,
-    markdown,
-    read_outcomes,
-    show,
-    summary,
-)
 from tests.training.reproduction.fake import outcome
 
 # -- rows of the paper -----------------------------------------------------------------------------
@@ -33,18 +26,18 @@ COUNTS = (
 
 
 def _printed(row):
-    printed = entries()[row].row.printed
+    printed = paper.entries()[row].row.printed
     return printed.top1, printed.top5
 
 
 def _rows(*patterns):
-    rows, problems = find(patterns)
+    rows, problems = paper.find(patterns)
     assert not problems
     return rows
 
 
 def test_every_table_and_figure_has_all_its_rows_in_the_order_of_the_paper():
-    counts = collections.Counter(row.split("/")[0] for row in entries())
+    counts = collections.Counter(row.split("/")[0] for row in paper.entries())
     assert ", ".join(f"{name} {count}" for name, count in counts.items()) == COUNTS
 
 
@@ -87,11 +80,11 @@ def test_what_the_paper_prints_twice_is_the_same(one, other):
 
 
 def test_every_network_has_a_recipe_and_every_data_set_changes_known_ones():
-    for row, entry in entries().items():
+    for row, entry in paper.entries().items():
         assert entry.data == ("glyphs" if row.startswith("glyphs") else "imagenet2012")
     recipes = {path.stem for path in (SHIPPED / "imagenet").glob("*.yaml")}
-    assert {entry.row.base for entry in entries().values()} == recipes
-    for data in data_sets().values():
+    assert {entry.row.base for entry in paper.entries().values()} == recipes
+    for data in paper.data_sets().values():
         assert set(data.models) in (set(), recipes)
 
 
@@ -112,7 +105,7 @@ def test_a_pattern_finds_rows_once_and_in_order():
 )
 def test_what_a_row_does_not_know_is_refused(wrong):
     with pytest.raises(ValidationError):
-        Row.model_validate({"base": "mobilenet_v1", "method": "SAT", **wrong})
+        paper.Row.model_validate({"base": "mobilenet_v1", "method": "SAT", **wrong})
 
 
 # -- outcomes --------------------------------------------------------------------------------------
@@ -125,27 +118,27 @@ def test_outcomes_read_back_as_they_were(tmp_path):
         outcome(seed=1, top5=None, tflite_top1=None, codes_differing=None, commit=None),
         outcome(seed=2, changes="stages.float.steps=3; policy.overrides={a: {weight_bits: 8}}"),
     ]
-    add_outcomes(file, some)
-    assert read_outcomes(file) == some
+    paper.add_outcomes(file, some)
+    assert paper.read_outcomes(file) == some
 
 
 def test_the_same_row_data_seed_and_changes_take_the_place_of_the_former(tmp_path):
     file = tmp_path / "paper.csv"
     others = [outcome(seed=1), outcome(data="digits"), outcome(row="a"), outcome(changes="b=1")]
-    add_outcomes(file, [outcome(top1=60.0), *others])
-    add_outcomes(file, [outcome(top1=70.0)])
-    assert read_outcomes(file) == [outcome(top1=70.0), *others]
+    paper.add_outcomes(file, [outcome(top1=60.0), *others])
+    paper.add_outcomes(file, [outcome(top1=70.0)])
+    assert paper.read_outcomes(file) == [outcome(top1=70.0), *others]
 
 
 def test_files_that_do_not_say_how_many_images_a_file_was_measured_on_are_read(tmp_path):
     file = tmp_path / "paper.csv"
-    add_outcomes(file, [outcome(seed=1)])
+    paper.add_outcomes(file, [outcome(seed=1)])
     lines = [line.split(",") for line in file.read_text().splitlines()]
     place = lines[0].index("tflite_images")
     file.write_text("".join(",".join(x[:place] + x[place + 1 :]) + "\n" for x in lines))
-    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
-    add_outcomes(file, [outcome(seed=2)])
-    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
+    assert paper.read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
+    paper.add_outcomes(file, [outcome(seed=2)])
+    assert paper.read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
 
 
 def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
@@ -153,8 +146,8 @@ def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
         outcomes = ([outcome(seed=seed)] for seed in range(40))
-        list(pool.map(add_outcomes, [file] * 40, outcomes))
-    assert sorted(found.seed for found in read_outcomes(file)) == list(range(40))
+        list(pool.map(paper.add_outcomes, [file] * 40, outcomes))
+    assert sorted(found.seed for found in paper.read_outcomes(file)) == list(range(40))
 
 
 # -- tables of outcomes ----------------------------------------------------------------------------
@@ -176,12 +169,12 @@ OTHERS = [outcome(row="table1/mobilenet_v2/5bits"), outcome(changes="stages.floa
     ids=["one seed", "mean and deviation", "other rows and settings", "other data"],
 )
 def test_a_summary_is_of_the_runs_of_a_row_on_its_data(outcomes, data, words):
-    assert summary("table1/mobilenet_v2/4bits", data, outcomes) == words
+    assert paper.summary("table1/mobilenet_v2/4bits", data, outcomes) == words
 
 
 def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
     outcomes = [outcome(top1=70.0), outcome(row="table4/mobilenet_v1/4bits/pact", data="digits")]
-    assert markdown(_rows("table1/mobilenet_v2/[45]bits"), outcomes) == (
+    assert paper.markdown(_rows("table1/mobilenet_v2/[45]bits"), outcomes) == (
         "| row | method | paper, top-1 / top-5 | glyphs, top-1 |\n"
         "| --- | --- | ---: | ---: |\n"
         "| `table1/mobilenet_v2/4bits` | SAT | 71.1 / 90.0 | 70.0 |\n"
@@ -190,7 +183,9 @@ def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
 
 
 def test_rows_that_are_not_in_the_paper_have_no_column_for_it():
-    text = markdown(_rows("glyphs/float/clamp"), [outcome(row="glyphs/float/clamp", top1=69.5)])
+    text = paper.markdown(
+        _rows("glyphs/float/clamp"), [outcome(row="glyphs/float/clamp", top1=69.5)]
+    )
     head, _, row = text.splitlines()
     assert head == "| row | method | glyphs, top-1 |"
     assert row == "| `glyphs/float/clamp` | clamp | 69.5 |"
@@ -198,7 +193,9 @@ def test_rows_that_are_not_in_the_paper_have_no_column_for_it():
 
 def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
     console = Console(file=io.StringIO(), width=120)
-    tables = list(show(_rows("table_s*"), [outcome(row="table_s1/resnet18/clamp", top1=12.0)]))
+    tables = list(
+        paper.show(_rows("table_s*"), [outcome(row="table_s1/resnet18/clamp", top1=12.0)])
+    )
     for table in tables:
         console.print(table)
     text = console.file.getvalue()
@@ -213,6 +210,6 @@ def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
 
 def test_recorded_outcomes_have_a_commit_and_no_code_that_differs():
     results = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "paper.csv"
-    outcomes = read_outcomes(results)
+    outcomes = paper.read_outcomes(results)
     assert outcomes
     assert all(one.commit and not one.codes_differing for one in outcomes)
