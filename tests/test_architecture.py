@@ -76,8 +76,7 @@ MAY_IMPORT_WITHIN = {
             "recipes": "data config config_sections run_folder trained_models distribution learner",
             "loop": "data models audit config run_folder trained_models distribution learner "
             "recipes",
-            "paper_rows": "config config_sections",
-            "reproduction": "config run_folder loop paper_rows",
+            "reproduction": "config config_sections run_folder loop",
         }
     ),
     "exact": _words(

@@ -12,7 +12,7 @@ import pytest
 import sat_tf
 from sat_tf import BitPolicy, output_folder
 from sat_tf.training.config import read_config
-from sat_tf.training.loop.outcome import write_report
+from sat_tf.training.loop.runner import write_report
 from sat_tf.training.models.mobilenet import mobilenet_v2
 from sat_tf.training.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
