@@ -45,7 +45,7 @@ def results(tmp_path_factory):
         if backend == "tensorflow":
             training.main(folder)
         else:
-            run_on(backend, "-m", "tests.keras3.training", folder)
+            run_on(backend, "-m", "tests.keras3.training", folder, timeout=900)
         return folder / backend
 
     return of

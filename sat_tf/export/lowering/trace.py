@@ -90,8 +90,8 @@ class _Tracer:
                     shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
                     codes = self.builder.add(shift, image.shape, image.codes)
                     self.drafts[name] = Materialized(self.builder.dequantized(codes))
-        if not any(layers.quantizes(node) for node in self.network):
-            quantizers = [output_quantizer(node.layer) for node in self.network]
+        quantizers = [output_quantizer(node.layer) for node in self.network]
+        if all(each is None or isinstance(each, PixelQuantizer) for each in quantizers):
             ranges = [str(each.range) for each in quantizers if isinstance(each, PixelQuantizer)]
             self.warnings.append(
                 "no activations are quantized: it computes in float32, with weights stored as "
