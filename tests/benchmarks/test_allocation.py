@@ -154,14 +154,13 @@ OF_DIFFERENCES = {"rel": 1e-6, "abs": 1e-7}
 
 
 @pytest.mark.parametrize("images_at_once", [3, 2])
-def test_kernels_have_the_traces_of_the_mean_loss(images_at_once, model, exact, all_signs):
+def test_kernels_have_the_traces_of_the_mean_loss_and_activations_that_of_images(
+    images_at_once, model, exact, all_signs
+):
     for index, (name, size) in enumerate((("one", 4), ("two", 6))):
         probes = all_signs(size)
         found = traces(model, LABELS, [name], [], probes=probes, images_at_once=images_at_once)
         assert found.kernels[name] == pytest.approx(exact[index], **OF_DIFFERENCES)
-
-
-def test_activations_have_the_mean_trace_of_the_losses_of_images(model, exact, all_signs):
     found = traces(model, LABELS, [], ["two"], probes=all_signs(len(IMAGES) * 2))
     # Moving all images at once moves the mean loss by the mean of what each is moved by.
     assert found.inputs["two"] == pytest.approx(exact[2], **OF_DIFFERENCES)

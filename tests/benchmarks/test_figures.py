@@ -25,6 +25,10 @@ def test_values_of_the_sigmoid_worked_by_hand():
     # 1 / (1 + 1/e) and its product with what is left.
     assert at[1.0] == pytest.approx([0.731059, 0.196612], abs=1e-6)
     assert at[-1.0] == pytest.approx([0.268941, 0.196612], abs=1e-6)
+    # What the paper says of the gradient shows.
+    table = gradients.level_gradient()
+    assert list(table["bits"].unique()) == [2, 3, 4]
+    assert all(found.holds for found in gradients.compare_level_gradient(table))
 
 
 @pytest.mark.parametrize("gradient", ["calibrated", "pact"])
@@ -38,12 +42,6 @@ def test_gradients_of_a_level_are_those_of_float64(bits, level, gradient):
         for place in range(x.size)
     ]
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_what_the_paper_says_of_the_gradient_shows():
-    table = gradients.level_gradient()
-    assert list(table["bits"].unique()) == [2, 3, 4]
-    assert all(found.holds for found in gradients.compare_level_gradient(table))
 
 
 # -- variances of weights --------------------------------------------------------------------------

@@ -137,12 +137,7 @@ def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatc
     # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
     table = sat("paper table glyphs/float/clamp")
     assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in table
-
-
-def test_a_red_headline_of_a_row_is_exit_status_1_though_all_codes_are_equal(
-    tmp_path, monkeypatch, sat
-):
-    monkeypatch.chdir(tmp_path)
+    # A red headline is exit status 1, though all codes are equal.
     monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
     said = sat("paper run glyphs/4bits/pact glyphs/4bits/pact_sat_cg", status=1)
     assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2

@@ -37,11 +37,14 @@ def at_once(monkeypatch):
     monkeypatch.setattr(progress_bar, "_SECONDS_WITHOUT", 0.0)
 
 
-def test_a_terminal_gets_a_bar_that_disappears(drawn, at_once):
+def test_terminals_and_notebooks_get_a_bar_that_disappears(drawn, monkeypatch, at_once):
     shown = drawn(_Terminal(), lambda progress: progress(10), "[counting]\x1b[2J")
     assert r"[counting]\x1b[2J" in shown
     assert "/40" in shown
     assert shown.rpartition("\r")[0].endswith(" ")  # wiped
+    # The error of a notebook is no terminal.
+    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", types.ModuleType("kernelapp"))
+    assert "counting" in drawn(io.StringIO(), lambda progress: progress(2))
 
 
 def test_what_is_done_soon_has_no_bar_what_takes_no_minute_no_line_and_a_bar_can_be_left_out(
@@ -62,11 +65,6 @@ def test_a_bar_disappears_after_an_error(drawn, at_once):
     with pytest.raises(KeyboardInterrupt):
         drawn(terminal, interrupted, total=None)
     assert terminal.getvalue().rpartition("\r")[0].endswith(" ")
-
-
-def test_a_notebook_gets_a_bar_though_its_error_is_no_terminal(drawn, monkeypatch, at_once):
-    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", types.ModuleType("kernelapp"))
-    assert "counting" in drawn(io.StringIO(), lambda progress: progress(2))
 
 
 def test_a_bar_says_where_it_is(drawn, at_once):

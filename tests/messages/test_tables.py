@@ -61,10 +61,12 @@ def of_one_cell(cell):
     return Table(columns=[Column("", lambda row: row)], rows=[cell])
 
 
-def test_all_forms_show_the_same_words():
+def test_all_forms_show_the_same_words_and_columns_of_one_width_share_the_room():
     for form in (printed(TABLE), TABLE.to_html("layers"), TABLE.to_markdown()):
         for words in ("layer", "codes", "clipped %", "1,234", "12.3", "broken"):
             assert words in form
+    columns = [Column(name, lambda row: "one two three") for name in "abc"]
+    assert printed(Table(columns=columns, rows=[None]), width=50).count("one two three") == 3
 
 
 def test_names_are_no_markup_numbers_are_on_the_right_and_marked_words_and_rows_have_their_class():
@@ -195,11 +197,6 @@ def test_no_head_and_no_number_is_cut_and_no_column_is_lost(seed, width):
         assert {f"{number:,}" for number in row[1][: len(table.columns) - 2]} <= words
 
 
-def test_columns_of_one_width_share_the_room():
-    columns = [Column(name, lambda row: "one two three") for name in "abc"]
-    assert printed(Table(columns=columns, rows=[None]), width=50).count("one two three") == 3
-
-
 def test_all_tables_of_the_package_fit_a_terminal():
     built = re.compile(r"rich\.table\.Table\(|from rich\.table import")
     for source in PACKAGE.rglob("*.py"):
@@ -283,6 +280,11 @@ def test_a_chart_of_dots_leaves_out_what_was_not_measured():
     for nothing in ([None], [], [0.0, None]):  # a logarithm of zeros is none
         assert dot_chart("", "", "", {"": nothing}) == ""
     assert dot_chart("", "", "", {"": [0.0, None]}, share=True) != ""
+    # Lines differ in colour, dashes and dots.
+    colours = {charts.BLUE, charts.ORANGE, charts.GREEN, charts.PURPLE}
+    assert {style["color"] for style in charts.SERIES} == colours
+    for property_ in ("color", "linestyle", "marker"):
+        assert len({style[property_] for style in charts.SERIES}) == len(charts.SERIES)
 
 
 def test_every_code_that_occurs_has_a_bar_beside_the_axis_and_can_be_seen():
@@ -291,10 +293,3 @@ def test_every_code_that_occurs_has_a_bar_beside_the_axis_and_can_be_seen():
             assert histogram(counts, "x").count("M") == 1 + bars
     heights = re.findall(r"v-([\d.]+)", histogram([1, 10**9], "x"))
     assert list(map(float, heights)) == [1.5, 22.0]
-
-
-def test_lines_differ_in_colour_dashes_and_dots():
-    colours = {charts.BLUE, charts.ORANGE, charts.GREEN, charts.PURPLE}
-    assert {style["color"] for style in charts.SERIES} == colours
-    for property_ in ("color", "linestyle", "marker"):
-        assert len({style[property_] for style in charts.SERIES}) == len(charts.SERIES)
