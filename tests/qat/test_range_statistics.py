@@ -446,20 +446,21 @@ def test_normalization_is_known_by_what_it_makes_of_a_range(library, divisor):
 def test_a_lead_is_a_mean_over_the_rows_of_an_image_and_in_every_range_no_doubt():
     rows = np.array([[[1.0, 5.0, 2.0], [0.0, 0.0, 7.0]], [[1.0, 1.0, 1.0], [4.0, 2.0, 0.0]]])
     assert _leads(rows).tolist() == [5.0, 1.0]
-    network = Network(model_of(L.Flatten(), L.Dense(3), shape=(2, 2, 3)))
+    dense = L.Dense(3)
+    network = Network(model_of(L.Flatten(), dense, shape=(2, 2, 3)))
     images = np.full((4, 2, 2, 3), 255.0)
+    kernel, bias = np.zeros((12, 3), np.float32), np.float32([0, 0, 100])
+    kernel[0, 2] = 1.0
 
-    def doubt(leads):
-        def run(fed):
-            return {network.output: np.outer(leads(fed), [0.0, 0.0, 1.0])}
+    def doubt(weights):
+        dense.set_weights(weights)
+        return certainty_doubt(network, images, PIXELS, is_stated=False)
 
-        return certainty_doubt(network, images, run, PIXELS, is_stated=False)
-
-    assert doubt(lambda fed: np.full(4, 100.0)) is None
-    assert "input_range=(0, 1) it is not" in doubt(lambda fed: fed[:, 0, 0, 0] * 10.0)
-    assert doubt(lambda fed: fed[:, 0, 0, 0] * 0.2) is None  # 51 apart
+    assert doubt([0 * kernel, bias]) is None
+    assert "input_range=(0, 1) it is not" in doubt([10 * kernel, 0 * bias])
+    assert doubt([0.2 * kernel, 0 * bias]) is None  # 51 apart
     unit = InputRange((0.0,), (1.0,))
-    assert certainty_doubt(network, images / 255, None, unit, is_stated=False) is None
+    assert certainty_doubt(network, images / 255, unit, is_stated=False) is None
 
 
 TILES = np.random.default_rng(0).integers(0, 256, (64, 4, 4, 3), np.uint8)
