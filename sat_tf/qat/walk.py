@@ -17,14 +17,17 @@ from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.images import Batch
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.values import Function, SampledValues, itself
 
 # A layer with a tensor of more bytes is computed in parts: a part costs the time of a call, and
@@ -156,6 +159,53 @@ def _joined(chunks: list[tf.Tensor]) -> tf.Tensor:
     tensor = chunks[0] if len(chunks) == 1 else tf.concat(chunks, axis=0)
     chunks.clear()
     return tensor
+
+
+@contextlib.contextmanager
+def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Lets layers compute, inside, with clamped and rescaled weights that are not rounded."""
+    changed = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
+    before = [(layer.quantize_config.weights, layer.constant_kernel) for layer in changed]
+    try:
+        for layer, (quantizer, _) in zip(changed, before, strict=True):
+            unrounded = None if quantizer is None else quantizer.with_settings(num_bits=None)
+            layer.quantize_config.weights = unrounded
+            layer.use_kernel(None)
+        yield
+    finally:
+        for layer, (quantizer, kernel) in zip(changed, before, strict=True):
+            layer.quantize_config.weights = quantizer
+            layer.use_kernel(kernel)
+
+
+def call_node(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
+    """The output of a layer in inference, on request with the statistics of this batch."""
+    return node.layer(inputs, **_arguments(node, on_batch_statistics))
+
+
+def call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
+    """The output of a layer before it is clipped and rounded."""
+    layer = node.layer
+    arguments = _arguments(node, on_batch_statistics)
+    is_wrapped = isinstance(layer, QuantizedLayer)
+    # A quantizer that marks pixels rounds nothing, and the first layers read the grid it makes.
+    if not is_wrapped or isinstance(output_quantizer(layer), PixelQuantizer):
+        return layer(inputs, **arguments)
+    before = layer.before_quantization(inputs, arguments.get("training", False))
+    quantizer = clipping_quantizer(layer)
+    return before if quantizer is None else quantizer.float_twin(before)
+
+
+def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
+    """The arguments of a call: as in inference, except BatchNormalization if asked for."""
+    stays = not is_norm(node) or node.arguments.get("training") is False
+    training = on_batch_statistics and not stays
+    return {**node.arguments, **training_argument(node.layer.call, training)}
+
+
+def is_norm(node: Node) -> bool:
+    """Whether a node normalizes by moving statistics."""
+    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
 
 
 def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:

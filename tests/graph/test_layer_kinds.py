@@ -21,7 +21,7 @@ from sat_tf.graph.layers.movements import one_move
 from sat_tf.graph.network import Network
 from sat_tf.keras3.placed import placed
 from sat_tf.planning.deployment import multiply_adds
-from sat_tf.training.audit.linear_layers import linear_calls, read_through
+from sat_tf.training.audit.kappa import linear_calls, read_through
 from tests.export.proofs import calibrated, proved
 from tests.export.zoo import images_for, make_realistic
 

@@ -114,21 +114,21 @@ def test_the_lead_of_a_class_is_a_mean_over_the_rows_of_an_image():
 
 def test_a_model_that_is_certain_in_every_range_is_no_doubt():
     image = tf_keras.Input((2, 2, 3), name="image")
-    logits = tf_keras.layers.Dense(3)(tf_keras.layers.Flatten()(image))
-    network = Network(tf_keras.Model(image, logits))
+    dense = tf_keras.layers.Dense(3)
+    network = Network(tf_keras.Model(image, dense(tf_keras.layers.Flatten()(image))))
     images = np.full((4, 2, 2, 3), 255.0)
+    kernel, bias = np.zeros((12, 3), np.float32), np.float32([0, 0, 100])
+    kernel[0, 2] = 1.0
 
-    def doubt(leads):
-        def run(fed):
-            return {network.output: np.outer(leads(fed), [0.0, 0.0, 1.0])}
+    def doubt(weights):
+        dense.set_weights(weights)
+        return certainty_doubt(network, images, PIXELS, is_stated=False)
 
-        return certainty_doubt(network, images, run, PIXELS, is_stated=False)
-
-    assert doubt(lambda fed: np.full(4, 100.0)) is None
-    assert "input_range=(0, 1) it is not" in doubt(lambda fed: fed[:, 0, 0, 0] * 10.0)
-    assert doubt(lambda fed: fed[:, 0, 0, 0] * 0.2) is None  # 51 apart
+    assert doubt([0 * kernel, bias]) is None
+    assert "input_range=(0, 1) it is not" in doubt([10 * kernel, 0 * bias])
+    assert doubt([0.2 * kernel, 0 * bias]) is None  # 51 apart
     unit = InputRange((0.0,), (1.0,))
-    assert certainty_doubt(network, images / 255, None, unit, is_stated=False) is None
+    assert certainty_doubt(network, images / 255, unit, is_stated=False) is None
 
 
 L = tf_keras.layers

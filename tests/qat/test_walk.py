@@ -11,7 +11,7 @@ from PIL import Image
 import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.qat import images, walk
-from sat_tf.qat.calibrate import call_node, estimate_statistics
+from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.images import (
     Batches,
     FileArray,
@@ -22,7 +22,7 @@ from sat_tf.qat.images import (
 )
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import CoarseValuesWarning
-from sat_tf.qat.walk import as_graph
+from sat_tf.qat.walk import as_graph, call_node
 from tests.qat import float_models
 
 L = keras.layers

@@ -10,10 +10,10 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import pact
 from sat_tf.graph.operation_layers import ConstantSum
-from sat_tf.qat.calibrate import float_weights
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.walk import float_weights
 from sat_tf.qat.wrapper import ConstantWeights, QuantizedLayer, constant_weights
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver

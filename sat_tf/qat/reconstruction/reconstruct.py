@@ -11,7 +11,6 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.files import check_writable
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError
@@ -19,13 +18,9 @@ from sat_tf.messages.progress_bar import Progress, image_bar
 from sat_tf.messages.tables import Column, RowTable, Table, digits, percent
 from sat_tf.messages.validation import Count, Positive, find_problems
 from sat_tf.pictures import CALIBRATION_IMAGES
-from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
+from sat_tf.qat.calibrate import measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
-from sat_tf.qat.input_range_checks import (
-    RangeStatistics,
-    observe_pixels,
-    range_statistics,
-)
+from sat_tf.qat.input_range_checks import observe_pixels
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.fit import (
@@ -37,6 +32,7 @@ from sat_tf.qat.reconstruction.fit import (
     rows_of_classes,
     trained,
 )
+from sat_tf.qat.walk import call_node
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.values import COUNT
 
@@ -215,12 +211,8 @@ def reconstruct(
     if problems or reference is None:
         raise ProblemsError("reconstruct", problems)
     start = model.get_weights()
-
-    def compared(name: str, input_range: InputRange) -> RangeStatistics | None:
-        return range_statistics(reference, images, network.inputs.index(name), input_range)
-
     try:
-        observe_pixels(images, network, compared, by="reconstruct")
+        observe_pixels(images, network, reference=reference, by="reconstruct")
         fit = _Reconstructor(network, reference, images, checkpoint, steps=steps, seed=seed)
         return fit.run(model, shown=progress)
     except BaseException:  # also an interruption
