@@ -141,7 +141,7 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2150,
+    "analysis": 2130,
     "commands": 3640,
     "core": 2370,
     "exact": 12060,
@@ -152,7 +152,7 @@ MOST_LINES = {
     "messages": 1310,
     "planning": 1570,
     "qat": 7630,
-    "quantizers": 3990,
+    "quantizers": 3970,
     "report": 740,
     "training": 8320,
     ".": 1405,  # the modules beside the rooms, together

@@ -10,8 +10,7 @@ from sat_tf.core.grid import AUTOMATIC
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.observers import ImageQuantizer, RangeObserver
 from tests.qat.float_models import L, model_of
 
 

@@ -14,8 +14,7 @@ from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.observers import ImageQuantizer, RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer, UnitQuantizer
 from tests.qat import float_models
 from tests.qat.float_models import L, model_of
