@@ -58,6 +58,10 @@ def test_an_error_has_its_problems_as_a_list_whatever_they_say():
     problems = ["first.\n  - of two lines.", "second."]
     error = ProblemsError("thing", problems, "Mend it.")
     assert error.problems == messages.problems_of(messages.RunError(error)) == problems
+    # Also the names that its own words, in tests/messages/messages.txt, have once for all.
+    known = [messages.no_such(f"{name} is no key", name, ["epochs"]) for name in "xy"]
+    listed = pickle.loads(pickle.dumps(ProblemsError("thing", known))).problems
+    assert listed == ["x is no key. Known: epochs.", "y is no key. Known: epochs."]
     assert messages.problems_of(OSError("disk full")) == ["disk full"]
     with pytest.raises(messages.RunError) as caught, messages.value_errors_as_run_errors():
         raise error

@@ -39,8 +39,11 @@ def test_the_long_description_leads_nowhere_that_is_not_there(monkeypatch):
     given = {}
     monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
     convert = runpy.run_path(str(_ROOT / "setup.py"))["long_description"]
-    pictures = "![a picture](docs/a.png)\n\n*What it\nshows.*\n\n[another\none](c.md)\n\n"
-    assert convert(pictures + "pip install '.[gpu]'") == "another\none\n\npip install 'sat-tf[gpu]'"
+    pictures = "![a picture](docs/a.png)\n\n*What it\nshows.*\n\n"
+    readme = "A [page](docs/b.md#part), [another\none](c.md), [the web](https://example.org/a).\n\n"
+    found = convert(pictures + readme + "pip install .   # or '.[gpu]'\npip install '.[gpu]'")
+    expected = "A page, another\none, [the web](https://example.org/a).\n\n"
+    assert found == expected + "pip install sat-tf   # or '.[gpu]'\npip install 'sat-tf[gpu]'"
     text = given["long_description"]
     assert not re.search(r"\]\((?!https?:)", text)
     assert "<img" not in text
@@ -121,7 +124,9 @@ def test_a_wheel_with_tests_or_without_a_part_is_found():
     package = _ROOT / "sat_tf"
     packed = {path for words in patterns for path in package.glob(words)}
     files = {path for path in package.rglob("*") if path.is_file()}
-    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
+    names = {f"sat_tf/{path.relative_to(package)}": path for path in files if path.suffix != ".pyc"}
+    assert set(names) <= set(whole)
+    assert {path for path in names.values() if path.suffix != ".py"} <= packed
     assert package / "training" / "configs" / "folder.yaml" in packed
     whole.remove("sat_tf/training/configs/folder.yaml")
     assert wheel.problems(whole) == ["sat_tf/training/configs/folder.yaml: missing"]

@@ -7,7 +7,7 @@ from benchmarks.paper import gradients, kappa, variances
 from benchmarks.paper.figure import as_table, depths
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.kappa import PRINTED
-from benchmarks.paper.variances import gaussian
+from benchmarks.paper.variances import gaussian, quantization_ratios
 from sat_tf.core.grid import GRIDS
 from sat_tf.messages import charts
 from sat_tf.training import data, models
@@ -25,7 +25,9 @@ def test_values_of_the_sigmoid_worked_by_hand():
     # 1 / (1 + 1/e) and its product with what is left.
     assert at[1.0] == pytest.approx([0.731059, 0.196612], abs=1e-6)
     assert at[-1.0] == pytest.approx([0.268941, 0.196612], abs=1e-6)
-    # What the paper says of the gradient shows.
+
+
+def test_what_the_paper_says_of_the_gradient_shows():
     table = gradients.level_gradient()
     assert list(table["bits"].unique()) == [2, 3, 4]
     assert all(found.holds for found in gradients.compare_level_gradient(table))
@@ -45,11 +47,6 @@ def test_gradients_of_a_level_are_those_of_float64(bits, level, gradient):
 
 
 # -- variances of weights --------------------------------------------------------------------------
-
-
-def _only(table, **wanted):
-    (row,) = table[(table[list(wanted)] == list(wanted.values())).all(axis=1)].to_dict("records")
-    return row
 
 
 def _only(table, **wanted):
@@ -88,6 +85,13 @@ def test_the_ratio_grows_with_the_layer_and_reaches_tens():
     assert at_1000.paper.startswith("50 ")
     # The largest of a million normal numbers is 4.9 ± 0.25 in magnitude: 1000 / 4.9² = 42.
     assert 32.0 < mean[2] < 50.0
+
+
+def test_a_ratio_of_quantization_worked_by_hand():
+    # Ŵ = ±1 and ±0.25, nearly: at 1 bit Q = ±1, mean squares 1 and (1 + 0.25²) / 2.
+    latent = np.arctanh(np.array([0.5, -0.5, 0.125, -0.125])).astype(np.float32)
+    expected = np.sqrt(1.0 / ((1.0 + 0.0625) / 2.0))
+    assert quantization_ratios(latent, 1, "dorefa") == pytest.approx((expected, expected))
 
 
 @pytest.mark.thorough

@@ -109,6 +109,7 @@ def test_a_saved_model_is_audited_and_strict_fails_where_a_rule_is_broken(files,
     [
         ("--help", "sat-tf paper run "),
         ("list table1/*", "71.1 / 90.0"),
+        ("show glyphs/4bits/pact", "clipping_gradient: pact"),
         ("table table4/*/4bits/pact", "| PACT | 70.3 / 89.2 |"),
     ],
 )

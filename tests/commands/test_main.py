@@ -121,14 +121,18 @@ def test_a_finished_run_is_not_run_again_and_a_red_headline_is_status_1(tiny_run
     assert "its answers part from the trained model" in said.rpartition(": red: 0 of")[2]
 
 
+def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
+    config = train.load_config()
+    assert config.name == "digits_mobilenet_v2_w4a4"
+    assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
+
+
+@pytest.mark.essential
 def test_a_run_records_its_configuration_every_epoch_and_results_of_which_no_code_differs(tiny_run):
     # Some files are there while it trains only; others are of what this run does not do.
     passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS, output_folder.RECONSTRUCTION}
     expected = {*run_folder.FILES, ".lock"} - passing
     assert {path.name for path in tiny_run.iterdir()} == expected
-    demo = train.load_config()  # without a configuration and a folder
-    assert demo.name == "digits_mobilenet_v2_w4a4"
-    assert train.choose_folder(demo, None).path == pathlib.Path("runs") / demo.name
     assert read_config(tiny_run / "config.yaml") == read_config(tiny_run.parent / "tiny.yaml")
     assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
     with (tiny_run / "metrics.csv").open() as file:
@@ -147,7 +151,9 @@ def test_a_run_records_its_configuration_every_epoch_and_results_of_which_no_cod
     assert results["tflite_images"] == results["held_out_images"] > 20
     assert 20 * results["tflite_top1"] != round(20 * results["tflite_top1"])
     assert results["file_bytes"] == (tiny_run / "model.tflite").stat().st_size
-    # Both models load with nothing but the package.
+
+
+def test_both_models_load_with_nothing_but_the_package(tiny_run):
     for name, bits in (("float", None), ("quantized", 4)):
         model = keras.models.load_model(tiny_run / f"{name}.keras")
         layer = model.get_layer("quant_pointwise")
@@ -309,6 +315,11 @@ def test_a_signal_ends_a_command_with_a_line_and_a_status(
     end_on_signals()
     assert main.report_errors(lambda: os.kill(os.getpid(), number)) == status
     assert capsys.readouterr().err == f"{word}; the files written so far are whole\n"
+
+
+def test_the_package_runs_as_a_module():
+    words = [sys.executable, "-m", "sat_tf", "--version"]
+    assert subprocess.check_output(words, text=True).startswith("sat-tf 0.")
 
 
 def test_a_file_is_verified_alone_with_its_model_and_against_its_certificate(

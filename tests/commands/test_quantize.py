@@ -259,7 +259,10 @@ def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(told, o
     with monkeypatch.context() as interrupting:
         interrupting.setattr(checkpoint, "finish", interrupted)
         said = told("rescaled.keras plain --bits 3", status=130)
-    assert re.search(r"interrupted; saved in \S+: 1 of \d blocks of the reconstruction; the ", said)
+    saved = (
+        r"interrupted; saved in \S+: 1 of \d blocks of the reconstruction; the same command goes"
+    )
+    assert re.search(saved, said)
     assert os.listdir(out) == ["reconstruction.npz"]
     assert "Going on with 1 of" in told("rescaled.keras plain --bits 3 --resume", DONE)
     assert (out / "model.tflite").read_bytes() == expected

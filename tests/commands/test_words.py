@@ -24,6 +24,12 @@ from tests.commands.light import run_alone, told_without_tensorflow
 # -- commands and options that are not there, and packages that are missing ------------------------
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_typo_prints_the_usage_of_its_command(command):
+    said = told_without_tensorflow(command, "--hlep", status=2)
+    assert said.startswith(f"usage: sat-tf {command} ")
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A folder with files of the names that words below have; what is in them is not read."""

@@ -140,7 +140,10 @@ def test_top1_counts_every_held_out_image_once_and_nan_logits_are_an_error():
             "it.",
         ),
         (
-            ["stages.float={steps: 3, batch_size: 10, warmup_epochs: 1}", "stages.quantized=null"],
+            [
+                "stages.float={steps: 3, batch_size: 10, warmup_epochs: 1}",
+                "stages.quantized.steps=9",
+            ],
             "stages.float.warmup_epochs=1: 3 steps of 3; expected a warm-up shorter than the "
             "stage; lower it.",
         ),
