@@ -2,7 +2,7 @@
 
 import argparse
 import pathlib
-from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
@@ -37,9 +37,7 @@ def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def add(
-        name: str, do: Callable[..., bool], summary: str, count: str
-    ) -> argparse.ArgumentParser:
+    def add(name: str, do: Any, summary: str, count: str) -> argparse.ArgumentParser:
         action: argparse.ArgumentParser = actions.add_parser(
             name, help=summary, description=summary
         )
@@ -86,17 +84,16 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
-    return bool(arguments.action(arguments, console))
+    return arguments.action(arguments, console) is not False
 
 
-def _list(arguments: argparse.Namespace, console: Console) -> bool:
+def _list(arguments: argparse.Namespace, console: Console) -> None:
     outcomes = reproduction.read_outcomes(pathlib.Path(arguments.results))
     for table in reproduction.show(_found(arguments.rows), outcomes):
         console.print(table)
     console.print("Data sets for --data:", highlight=False)
     for name, data in reproduction.data_sets().items():
         say(console, f"  {name:13} {data.about}")
-    return True
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -113,7 +110,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
     return all(are_green)
 
 
-def _show(arguments: argparse.Namespace, console: Console) -> bool:
+def _show(arguments: argparse.Namespace, console: Console) -> None:
     jobs = _jobs(arguments)
     if len(jobs) > 1:
         raise RunError(
@@ -121,7 +118,6 @@ def _show(arguments: argparse.Namespace, console: Console) -> bool:
             f"{', '.join(job.row for job in jobs)}."
         )
     say(console, config_text(jobs[0].config).rstrip())
-    return True
 
 
 def _jobs(arguments: argparse.Namespace) -> list[reproduction.Job]:
@@ -134,10 +130,9 @@ def _jobs(arguments: argparse.Namespace) -> list[reproduction.Job]:
     )
 
 
-def _table(arguments: argparse.Namespace, console: Console) -> bool:
+def _table(arguments: argparse.Namespace, console: Console) -> None:
     outcomes = reproduction.read_outcomes(pathlib.Path(arguments.results))
     say(console, reproduction.markdown(_found(arguments.rows), outcomes).rstrip())
-    return True
 
 
 def _found(patterns: list[str]) -> list[reproduction.Entry]:

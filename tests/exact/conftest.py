@@ -8,5 +8,4 @@ from tests.export.conftest import (  # noqa: F401 -- pytest finds fixtures by th
     small,
     small_file,
     small_images,
-    with_float_streams,
 )

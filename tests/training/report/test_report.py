@@ -19,7 +19,7 @@ from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.loop.runner import _weights, write_report
 from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder
 from tests.exact.certificate.test_certificate_page import outline
-from tests.messages.test_charts import texts
+from tests.messages.test_tables import texts
 from tests.training.report_folder import HOSTILE, fill
 
 

@@ -61,6 +61,25 @@ def test_a_port_in_use_is_named_before_anything_waits(monkeypatch):
     assert waiting_note("mirrored") is None
 
 
+def test_a_host_that_no_process_can_have_is_named_before_anything_waits(monkeypatch):
+    def lead(host):
+        cluster = {"cluster": {"worker": [f"{host}:{port}"]}, "task": TASK}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    lead("first..second")
+    with pytest.raises(
+        RunError, match=r"the host first\.\.second for this process, which has no add"
+    ):
+        make_strategy("multi_worker")
+    lead("192.0.2.1")  # for documentation: no machine has it
+    assert "no address of this machine: it waits until it" in waiting_note("multi_worker")
+    assert waiting_note("auto") is None
+    lead("localhost")
+    assert waiting_note("multi_worker") is None
+
+
 # 33 images do not divide evenly between two, and 96 do not between batches of 33.
 @pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [32, 33])
