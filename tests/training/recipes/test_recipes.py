@@ -252,12 +252,12 @@ def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weight
 def test_held_out_images_are_measured_with_the_average_also_where_weights_are_copied():
     model = training_copy(small_quantized_model())
     learner, _ = fitted(model, _average, tf.distribute.get_strategy(), steps=3)
-    average, images, found = learner.after_step[0], small_images(), []
+    average, images = learner.after_step[0], small_images()
     pairs = tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
-    for others in ([], kept_current(model)):
-        learner.test_function = None
-        callbacks = [average.measured(), *others]
-        found.append(learner.evaluate(pairs, verbose=0, callbacks=callbacks))
+    found = [learner.evaluate(pairs, verbose=0, callbacks=[average.measured()])]
+    learner.test_function = None
+    callbacks = [average.measured(), *kept_current(model)]
+    found.append(learner.evaluate(pairs, verbose=0, callbacks=callbacks))
     weights = model.get_weights()
     average.keep()
     averaged = Learner(model, batch_size=11)
