@@ -215,7 +215,7 @@ def test_files_of_other_tools_are_told_too(path):
     made = Grid((1, 8, 8, 4), 0.5)
     settings = {"strideH": 2, "strideW": 2, "padding": tfl.Padding.SAME}
     given = (image, kernel, constant(np.zeros(4)))
-    content = file_of("CONV_2D", given, (made,), version=3, options="Conv2DOptions", **settings)
+    content = file_of("CONV_2D", given, (made,), version=3, **settings)
     path.write_bytes(content)
     images = np.random.default_rng(0).integers(-128, 128, (2, 16, 16, 2)).astype(np.int8)
     found = compare_operators(path, images, runtimes=(), progress=False)

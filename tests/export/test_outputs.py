@@ -11,8 +11,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.exact.certificate.proof import verify_file
-from sat_tf.exact.device.kit import write_kit
-from sat_tf.exact.device.report import read_device_check
+from sat_tf.exact.device.kit import read_device_check, write_kit
 from sat_tf.exact.evaluate import evaluate_simulator, evaluate_tflite
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
 from sat_tf.exact.operations.graph import Graph, outputs_of, simulate
