@@ -74,8 +74,11 @@ def _ratio(row: Row, column: str) -> str:
 
 def _paper_table(*patterns: str) -> str:
     """Rows of the paper's tables beside what was measured, as `sat-tf paper table` prints them."""
-    from sat_tf.training.paper_rows import find  # here because it is slow to load
-    from sat_tf.training.reproduction import markdown, read_outcomes
+    from sat_tf.training.reproduction import (
+        find,  # here because it is slow to load
+        markdown,
+        read_outcomes,
+    )
 
     found, problems = find(patterns)
     if problems:

@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from matplotlib import pyplot as plt
 
 import sat_tf
 from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.verify import TrainedModel
 from sat_tf.files import written_whole
@@ -110,23 +110,12 @@ def _codes_of_file(
     path: pathlib.Path, images: np.ndarray, names: list[str]
 ) -> dict[str, np.ndarray]:
     """The stored integers of the named tensors, as LiteRT with XNNPACK computes them."""
-    interpreter = Interpreter(
-        str(path),
-        experimental_op_resolver_type=OpResolverType.AUTO,
-        experimental_preserve_all_tensors=True,
-    )
-    interpreter.allocate_tensors()
-    (image,) = interpreter.get_input_details()
-    indices = {tensor["name"]: tensor["index"] for tensor in interpreter.get_tensor_details()}
-    # An output has the name of its layer; its codes are in front of it.
-    indices |= {name: indices.get(f"{name}_codes", indices[name]) for name in names}
-    codes: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for pixels in images:
-        interpreter.set_tensor(image["index"], pixels[np.newaxis])
-        interpreter.invoke()
-        for name in names:
-            codes[name].append(interpreter.get_tensor(indices[name]))
-    return {name: np.concatenate(parts).astype(np.int32) for name, parts in codes.items()}
+    runtime = Runtime(path.read_bytes(), keep_tensors=True)
+    runtime.run(images)
+    # The output has the name of its layer; its codes are in front of it.
+    stored = {name: "logits_codes" if name == "logits" else name for name in names}
+    codes = runtime.tensors(stored.values())
+    return {name: codes[stored[name]].astype(np.int32) for name in names}
 
 
 def _draw(image: np.ndarray, in_keras: np.ndarray, in_litert: np.ndarray) -> plt.Figure:

@@ -5,6 +5,8 @@ import gc
 import hashlib
 import os
 import pathlib
+import signal
+import sys
 
 # TensorFlow's half a million objects stay: the garbage collector need not walk through them.
 gc.disable()
@@ -30,34 +32,28 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("repeatable")
 
 
-class _Seeds:
-    """Sets TensorFlow's global seed as it does itself, in less time.
-
-    TensorFlow throws all of its kernels away whenever the seed is set, as those that draw remember
-    where they are, and makes them again, which took a quarter of the time of these tests. Here they
-    stay where no operation has asked for a seed since. Both names are private ones, for want of
-    public ones.
-    """
-
-    def __init__(self):
-        self.set_seed, self.get_seed = context.Context._set_global_seed, random_seed.get_seed
-        self.drawn = True
-
-    def drawing(self, op_seed):
-        self.drawn = True
-        return self.get_seed(op_seed)
-
-    def set(self, eager, seed):
-        if self.drawn:
-            self.set_seed(eager, seed)
-            self.drawn = False
-        else:
-            eager._seed, eager._rng = seed, random.Random(seed)
+# TensorFlow throws all of its kernels away whenever its global seed is set, as those that draw
+# remember where they are, and makes them again, which took a quarter of the time of these tests.
+# Here they stay where no operation has asked for a seed since. Both names are private ones, for
+# want of public ones.
+_set_seed, _get_seed = context.Context._set_global_seed, random_seed.get_seed
+_asked = [None]  # the seeds that operations have asked for since the last one was set
 
 
-_seeds = _Seeds()
-context.Context._set_global_seed = lambda eager, seed: _seeds.set(eager, seed)
-random_seed.get_seed = _seeds.drawing
+def _set_global_seed(eager, seed):
+    if _asked:
+        _set_seed(eager, seed)
+        _asked.clear()
+    else:
+        eager._seed, eager._rng = seed, random.Random(seed)
+
+
+def _get_asked_seed(op_seed):
+    _asked[:] = [op_seed]
+    return _get_seed(op_seed)
+
+
+context.Context._set_global_seed, random_seed.get_seed = _set_global_seed, _get_asked_seed
 
 
 # The tests that take a processor longer than `MOST_SECONDS`. They are thorough, but for those that
@@ -142,10 +138,9 @@ def pytest_sessionfinish(session):
 def mirrored(count=2):
     """A strategy with so many replicas."""
     # The default, collective operations, can serve only one strategy a process.
-    return tf.distribute.MirroredStrategy(
-        [f"CPU:{index}" for index in range(count)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
-    )
+    reduction = tf.distribute.ReductionToOneDevice()
+    devices = [f"CPU:{index}" for index in range(count)]
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
 
 
 @pytest.fixture(scope="session", params=[1, 2])
@@ -157,3 +152,13 @@ def replicas(request):
 @pytest.fixture(autouse=True)
 def _same_draws_for_every_test():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def kept_handlers(monkeypatch):
+    """Puts back the handlers of signals that a test sets."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -23,6 +23,7 @@ made on one machine; the file says on which, and another one is refused.
 
 import argparse
 import csv
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -99,11 +100,9 @@ def _machine():
     """The facts that float arithmetic depends on."""
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     facts = dict(line.split("\t: ", 1) for line in lines if "\t: " in line)
-    processor = {
-        "processor": facts.get("model name\t", facts.get("model name", platform.machine()))
-    }
+    processor = facts.get("model name\t", facts.get("model name", platform.machine()))
     versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    return {**processor, "python": platform.python_version(), **versions}
+    return {"processor": processor, "python": platform.python_version(), **versions}
 
 
 def _calibrated(build, policy):
@@ -120,51 +119,33 @@ def _block(function):
 
 
 class _Exported(NamedTuple):
-    """A model whose plan, configuration, file and certificate are frozen.
+    """A model whose plan, configuration, file and certificate are frozen."""
 
-    Attributes:
-        build: makes the float model.
-        policy: by which it is quantized.
-        quantized: makes the quantized model.
-        settings: of its file.
-    """
+    build: Callable[[], keras.Model]  # makes the float model
+    policy: BitPolicy  # by which it is quantized
+    settings: Mapping[str, Any] = {}  # of its file
+    specimen: Any = None  # of the zoo, where it is one
 
-    build: Callable[[], keras.Model]
-    policy: BitPolicy
-    quantized: Callable[[], keras.Model]
-    settings: Mapping[str, Any] = {}
-
-    @classmethod
-    def calibrated(cls, build, policy, **settings):
-        return cls(build, policy, lambda: _calibrated(build, policy), settings)
+    def quantized(self):
+        return self.specimen.quantized() if self.specimen else _calibrated(self.build, self.policy)
 
 
 def _exported():
-    for name, specimen in zoo.ZOO.items():
-        settings = {"float_head": specimen.float_head}
-        yield (
-            f"zoo {name}",
-            _Exported(specimen.build, specimen.policy, specimen.quantized, settings),
-        )
+    for name, one in zoo.ZOO.items():
+        yield f"zoo {name}", _Exported(one.build, one.policy, {"float_head": one.float_head}, one)
     for name in OPTIONS:
+        build = functools.partial(build_small, name)
         for label, policy in _POLICIES.items():
-
-            def build(name=name):
-                return build_small(name)
-
-            yield f"family {name}, {label}", _Exported.calibrated(build, policy)
-            if label == "mobile 2":
-                for pack in ("int4", "none"):
-                    model = _Exported.calibrated(build, policy, pack=pack)
-                    yield f"family {name}, {label}, {pack}", model
-    policy = BitPolicy.mobile(4)
+            yield f"family {name}, {label}", _Exported(build, policy)
+        for pack in ("int4", "none"):
+            model = _Exported(build, _POLICIES["mobile 2"], {"pack": pack})
+            yield f"family {name}, mobile 2, {pack}", model
+    blocks = {block.__name__: block for block in test_grids.BLOCKS}
     others = {f"layers {name}": kind.build for name, kind in LAYER_MODELS.items()}
-    others |= {
-        f"block {block.__name__}": lambda block=block: _block(block) for block in test_grids.BLOCKS
-    }
+    others |= {f"block {name}": functools.partial(_block, block) for name, block in blocks.items()}
     others |= {"task unet": unet, "task detector": detector}
     for name, build in others.items():
-        yield name, _Exported.calibrated(build, policy)
+        yield name, _Exported(build, BitPolicy.mobile(4))
 
 
 def _sha256(data):
@@ -248,13 +229,8 @@ def _plan(build, policy):
         sat_tf.explain(build(), policy).write_csv(path)
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = csv.reader(file)
-    return {
-        "columns": " ".join(header),
-        **{
-            f"{number} {' '.join(row[:2])}": _short(",".join(row))
-            for number, row in enumerate(rows)
-        },
-    }
+    plan = {f"{at} {' '.join(row[:2])}": _short(",".join(row)) for at, row in enumerate(rows)}
+    return {"columns": " ".join(header), **plan}
 
 
 def _keras3_configuration(name, policy):
@@ -275,19 +251,13 @@ def _write_digits(folder):
         Image.fromarray(image).save(path)
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 3), name="image"),
-            layers.Rescaling(1 / 255, name="rescaling"),
-            layers.Conv2D(16, 3, use_bias=False, name="conv"),
-            layers.BatchNormalization(momentum=0.9, name="bn"),
-            layers.ReLU(name="relu"),
-            layers.DepthwiseConv2D(3, padding="same", name="depthwise"),
-            layers.ReLU(6.0, name="relu6"),
-            layers.Flatten(name="flatten"),
-            layers.Dense(10, name="classifier"),
-        ]
-    )
+    image = keras.Input((8, 8, 3), name="image"), layers.Rescaling(1 / 255, name="rescaling")
+    conv = layers.Conv2D(16, 3, use_bias=False, name="conv")
+    norm = layers.BatchNormalization(momentum=0.9, name="bn"), layers.ReLU(name="relu")
+    depthwise = layers.DepthwiseConv2D(3, padding="same", name="depthwise")
+    head = layers.Flatten(name="flatten"), layers.Dense(10, name="classifier")
+    relu6 = layers.ReLU(6.0, name="relu6")
+    model = keras.Sequential([*image, conv, *norm, depthwise, relu6, *head])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss)
     model.fit(pixels.astype(np.float32), classes, batch_size=50, epochs=10, verbose=0)
@@ -300,34 +270,27 @@ def _command(bits):
         folder = pathlib.Path(name).resolve()
         _write_digits(folder)
         words = f"quantize digits.keras --images images --bits {bits} --epochs 1 --seed 0 --out run"
-        done = subprocess.run(
-            [sys.executable, "-m", "sat_tf", *words.split()],
-            cwd=folder,
-            env={
-                **os.environ,
-                "TF_NUM_INTRAOP_THREADS": "1",
-                "TF_NUM_INTEROP_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+        path = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+        command = [sys.executable, "-m", "sat_tf", *words.split()]
+        settings = {"cwd": folder, "env": {**os.environ, **threads, "PYTHONPATH": path}}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
         if done.returncode not in (0, 1):  # 1: few bits cost a small model much
             raise RuntimeError(done.stderr)
         run = folder / "run"
         names = {path.name for path in run.iterdir() if path.is_file()}
-        hashes: dict[str, Any] = {
-            name: _sha256((run / name).read_bytes().replace(bytes(folder), b""))
-            for name in sorted(names - _NO_BYTES)
-        }
+        results = (run / "results.json").read_text("utf-8")
+
+        def timeless(values):
+            return {name: value for name, value in values.items() if name != "seconds"}
+
         return {
             "exit status": done.returncode,
-            "files": hashes,
-            "results": json.loads(
-                (run / "results.json").read_text("utf-8"),
-                object_hook=lambda values: {k: v for k, v in values.items() if k != "seconds"},
-            ),
+            "files": {
+                name: _sha256((run / name).read_bytes().replace(bytes(folder), b""))
+                for name in sorted(names - _NO_BYTES)
+            },
+            "results": json.loads(results, object_hook=timeless),
             "certificate": _certificate(run / "certificate.json"),
             "configuration": _configuration(run / "quantized.keras"),
         }

@@ -56,28 +56,23 @@ def weight_position(latent, bits, grid, range_axes=()):
 
 
 def weight_units(latent, bits, grid, range_axes=()):
-    """The integers n = 0..top."""
+    """The integers n = 0..top, or the middle of what is rounded to each."""
     _, top, offset, _ = GRIDS[grid]
     position = weight_position(latent, bits, grid, range_axes)
-    return np.clip(np.floor(position + offset), 0, top(bits))
+    return np.clip(np.floor(position + offset), 0, top(bits)) + (grid == "nested") / 2
 
 
 def quantize_weights(latent, bits, grid, range_axes=()):
     """Eq. 9: Q = 2 n / divisor - 1."""
     divisor, _, _, _ = GRIDS[grid]
-    units = weight_units(latent, bits, grid, range_axes) + _above_n(grid)
-    return 2.0 * units / divisor(bits) - 1.0
+    return 2.0 * weight_units(latent, bits, grid, range_axes) / divisor(bits) - 1.0
 
 
 def weight_codes(latent, bits, grid, range_axes=()):
     """The smallest integers proportional to the quantized weights."""
     divisor, _, _, per_unit = GRIDS[grid]
-    units = weight_units(latent, bits, grid, range_axes) + _above_n(grid)
+    units = weight_units(latent, bits, grid, range_axes)
     return np.asarray(per_unit * (units - divisor(bits) / 2.0), np.int64)
-
-
-def _above_n(grid):
-    return 0.5 if grid == "nested" else 0.0
 
 
 def distance_from_tie(position, grid):
@@ -357,7 +352,7 @@ def l1_quantize(w, bits, grid, range_axes=()):
     """c (round(([w/c] + 1) a / 2) 2 / a - 1), as the authors' code has it on DoReFa's grid."""
     divisor, top, offset, _ = GRIDS[grid]
     units = np.clip(np.floor(l1_position(w, bits, grid, range_axes) + offset), 0, top(bits))
-    units += _above_n(grid)
+    units += (grid == "nested") / 2
     return l1_size(w, bits, range_axes) * (2.0 * units / divisor(bits) - 1.0)
 
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -41,10 +42,6 @@ NAMES = [
 MODULES = {"sat_tf.callbacks", "sat_tf.configs", "sat_tf.export"}
 
 
-def _is_there(module):
-    return importlib.util.find_spec(module) is not None
-
-
 class _Loaded(html.parser.HTMLParser):
     """The addresses that a page loads by itself, and the identifiers of its parts."""
 
@@ -66,7 +63,8 @@ class _Loaded(html.parser.HTMLParser):
 @pytest.mark.thorough
 def test_the_site_builds_without_a_warning_and_is_whole(tmp_path):
     # One test, because it builds once: on all cores, each would have a site of its own.
-    missing = [name for name in ("mkdocs", "material", "mkdocstrings") if not _is_there(name)]
+    names = ("mkdocs", "material", "mkdocstrings")
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"without {', '.join(missing)}; pip install '.[docs]'")
     site = tmp_path / "site"
@@ -82,7 +80,6 @@ def test_the_site_builds_without_a_warning_and_is_whole(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     every_public_name_is_on_an_api_page(site)
-    examples_of_docstrings_are_blocks_of_code(site)
     pages_load_nothing_from_elsewhere(site)
     assert not list(site.rglob("*.py"))
 
@@ -91,14 +88,11 @@ def every_public_name_is_on_an_api_page(site):
     shown = set()
     for page in (site / "api").glob("*.html"):
         shown |= _Loaded(page).identifiers
+        # Examples of docstrings are blocks of code.
+        assert "<blockquote>" not in page.read_text(encoding="utf-8"), page.name
     # A page has both a function and its module if they have one name.
     shown |= {re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in shown}
     assert [name for name in NAMES if name not in MODULES and name not in shown] == []
-
-
-def examples_of_docstrings_are_blocks_of_code(site):
-    for page in (site / "api").glob("*.html"):
-        assert "<blockquote>" not in page.read_text(encoding="utf-8"), page.name
 
 
 def pages_load_nothing_from_elsewhere(site):
@@ -144,11 +138,8 @@ def test_bits_are_spelled_in_one_way(page):
     words = r"\b(?:two|three|four|five|six|seven|eight)[- ]bits?\b|\b\d-bits\b"
     assert re.findall(words, text, re.IGNORECASE) == []
     # Pages of measurements tell bits of weights from those of activations.
-    if (
-        page.parent.name != "measurements"
-        and page.name != "glossary.md"
-        and page != DOCS / "index.md"
-    ):
+    exempt = DOCS / "index.md", DOCS / "glossary.md"
+    if page.parent.name != "measurements" and page not in exempt:
         assert re.findall(r"\bw\da\d\b", text) == []
 
 
@@ -193,11 +184,9 @@ def test_every_option_of_an_example_is_one_of_its_command(capsys):
     assert len(named) >= 8
     for name, options in named.items():
         command, *action = name.split()
-        help_words = [*action, "--help"]
         with pytest.raises(SystemExit):
-            command_parser(command).parse_args(help_words)
-        known = set(re.findall(r"--[a-z_-]+", capsys.readouterr().out))
-        assert options <= known, name
+            command_parser(command).parse_args([*action, "--help"])
+        assert options <= set(re.findall(r"--[a-z_-]+", capsys.readouterr().out)), name
 
 
 def _keys(section, above=""):
@@ -217,7 +206,15 @@ def _section_of(annotation):
     return next((section for section in inner if section is not None), None)
 
 
-def test_every_key_of_a_configuration_is_described_with_its_default():
+def _written(field):
+    """The default as YAML has it."""
+    if field.is_required():
+        return "required"
+    default = str(field.get_default(call_default_factory=True))
+    return f"`{ {'None': 'null', 'True': 'true', 'False': 'false'}.get(default, default) }`"
+
+
+def test_every_key_of_a_configuration_is_described_with_its_default_beside_an_example():
     page = (DOCS / "guides" / "configurations.md").read_text(encoding="utf-8")
     recipes = (DOCS / "guides" / "recipes.md").read_text(encoding="utf-8")
     keys = dict(_keys(Config))
@@ -233,20 +230,6 @@ def test_every_key_of_a_configuration_is_described_with_its_default():
         # The stages have the same keys.
         name = below[-1] if section == "stages" else key
         assert f"| `{name}` | {_written(field)} |" in page, key
-
-
-def _written(field):
-    """The default as YAML has it."""
-    if field.is_required():
-        return "required"
-    default = field.get_default(call_default_factory=True)
-    if default is None or isinstance(default, bool):
-        return {None: "`null`", True: "`true`", False: "`false`"}[default]
-    return f"`{default}`"
-
-
-def test_the_configuration_on_the_page_is_one():
-    page = (DOCS / "guides" / "configurations.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     config = parse_config(text)
     assert config.stages.quantized.base_learning_rate == 0.02
@@ -261,20 +244,14 @@ _FIT = "q.fit(pixels.astype('float32'), labels, verbose=0)"
 
 
 def _classifier(library):
-    layers = library.layers
-    return library.Sequential(
-        [
-            layers.Input((8, 8, 3)),
-            layers.Conv2D(4, 3, use_bias=False, name="conv"),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.Conv2D(32, 3, padding="same", use_bias=False, name="block_1_conv"),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(3, name="classifier"),
-        ]
-    )
+    layers, unbiased = library.layers, {"use_bias": False}
+    first = layers.Conv2D(4, 3, name="conv", **unbiased)
+    second = layers.Conv2D(32, 3, padding="same", name="block_1_conv", **unbiased)
+    stack = [layers.Input((8, 8, 3))]
+    for conv in (first, second):
+        stack += [conv, layers.BatchNormalization(), layers.ReLU()]
+    stack += [layers.GlobalAveragePooling2D(), layers.Dense(3, name="classifier")]
+    return library.Sequential(stack)
 
 
 def _pixels_and_labels():
@@ -320,22 +297,15 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     np.testing.assert_array_equal(names["q"](pixels), one(pixels))
 
 
-def test_every_file_the_readme_links_to_is_there():
+def test_the_readme_is_a_front_door_whose_links_lead_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) >= 4
-    for link in links:
-        assert (ROOT / link).is_file(), link
-
-
-def test_the_readme_is_a_front_door():
+    assert [link for link in links if not (ROOT / link).is_file()] == []
     assert len(README.encode()) <= LARGEST_README
     rows = [line.strip("| ").split(" | ") for line in README.splitlines() if "|" in line]
     assert not any(cell == "" for row in rows for cell in row[1:])
-
-
-def test_the_first_page_of_the_documentation_has_the_lines_of_the_readme():
-    (in_readme,), (on_page,) = _python_blocks("README.md"), _python_blocks("docs/index.md")
-    assert on_page == in_readme
+    # The first page of the documentation has its lines.
+    assert _python_blocks("docs/index.md") == _python_blocks("README.md")
 
 
 # -- code on pages ---------------------------------------------------------------------------------
@@ -426,27 +396,21 @@ DERIVED = {
 }
 
 
-@pytest.mark.parametrize("label", sorted(NUMBERS))
-def test_every_equation_has_a_row_with_its_number(label):
-    (row,) = [row for row in ROWS if f"`{label}`" in row]
-    first, *_ = row.strip("| ").split(" | ")
-    assert f"({NUMBERS[label]})" in first
-
-
-def test_steps_of_derivations_are_named_as_such():
+def test_every_equation_has_a_row_with_its_number_and_steps_of_derivations_are_named_as_such():
+    for label, number in NUMBERS.items():
+        (row,) = [row for row in ROWS if f"`{label}`" in row]
+        assert f"({number})" in row.strip("| ").split(" | ")[0]
     assert set(re.findall(r"`(eq:[\w:]+)`", GUIDE)) == {*NUMBERS, *DERIVED}
     (paragraph,) = [text for text in GUIDE.split("\n\n") if text.startswith("Derived only")]
     assert set(re.findall(r"`(eq:[\w:]+)`", paragraph)) == DERIVED
 
 
 def test_all_numbers_are_there():
-    numbers = {
-        number for row in ROWS for number in re.findall(r"\((\d+|S\d+)\)", row.split("|")[1])
-    }
+    firsts = "".join(row.split("|")[1] for row in ROWS)
+    numbers = set(re.findall(r"\((\d+|S\d+)\)", firsts))
     for first, last in re.findall(r"\(S(\d+)\) to \(S(\d+)\)", GUIDE):
         numbers |= {f"S{number}" for number in range(int(first), int(last) + 1)}
-    assert numbers >= {str(number) for number in range(1, 14)}
-    assert numbers >= {f"S{number}" for number in range(1, 29)}
+    assert numbers >= {*map(str, range(1, 14)), *(f"S{number}" for number in range(1, 29))}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip()[:24])
@@ -459,17 +423,7 @@ def test_every_row_names_a_function_and_a_test(row):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_are_there(name):
-    words = name.split(".")
-    # The longest beginning that is a module; the rest are its attributes.
-    for length in range(len(words), 0, -1):
-        path = ROOT.joinpath(*words[:length])
-        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
-            found = importlib.import_module(".".join(words[:length]))
-            break
-    assert length < len(words), f"{name} is a module"
-    for word in words[length:]:
-        found = getattr(found, word)
-    assert callable(found)
+    assert callable(pkgutil.resolve_name(name))
 
 
 @pytest.mark.parametrize("name", TESTS)
@@ -482,13 +436,6 @@ def test_tests_are_there(name):
 def test_nothing_in_the_guide_is_left_unread():
     # A name that is written in another way would not be checked.
     in_backticks = re.findall(r"`([^`]+)`", GUIDE)
-    others = [
-        word
-        for word in in_backticks
-        if word not in FUNCTIONS and word not in TESTS and not word.startswith("eq:")
-    ]
-    assert set(others) == {
-        "tests/reference.py",
-        "python -m benchmarks.paper.figures",
-        "policy.detach_max",
-    }
+    others = {word for word in in_backticks if not word.startswith("eq:")} - {*FUNCTIONS, *TESTS}
+    words = {"tests/reference.py", "python -m benchmarks.paper.figures", "policy.detach_max"}
+    assert others == words

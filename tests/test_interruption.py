@@ -1,7 +1,6 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -15,15 +14,6 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 def ask_to_stop(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
-
-
-@pytest.fixture
-def kept_handlers(monkeypatch):
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 ENDS = pytest.mark.parametrize(

@@ -46,30 +46,22 @@ def read(path, shape=SHAPE, most=None):
     return open_pictures(path, shape).sample(most).images()
 
 
-def firsts(path, **settings):
-    """The first value of each picture."""
-    return read(path, **settings)[0][:, 0, 0, 0].tolist()
-
-
 # How folders are listed.
 
 
-def test_a_flat_folder_has_no_labels_and_the_order_of_its_names(tmp_path):
+def test_a_flat_folder_has_no_labels_and_folders_are_classes_in_the_order_of_names(tmp_path):
     for name, value in (("b.png", 2), ("a.png", 1), ("c.bmp", 3), (".d.png", 4)):
-        save(tmp_path / name, picture(value))
-    touch(tmp_path, "notes.txt")
-    images, pictures = read(tmp_path)
+        save(tmp_path / "flat" / name, picture(value))
+    touch(tmp_path / "flat", "notes.txt")
+    images, pictures = read(tmp_path / "flat")
     assert images[:, 0, 0, 0].tolist() == [1, 2, 3]
     assert (pictures.labels, pictures.class_names) == (None, ())
     assert pictures.names == ["a.png", "b.png", "c.bmp"]
     assert pictures.notes == ("1 files passed over, no pictures by their names: notes.txt",)
-
-
-def test_folders_are_classes_in_the_order_of_their_names(tmp_path):
     for name, value in (("dog/1.png", 10), ("ant/1.png", 20), ("cat/2.png", 31), ("cat/1.png", 30)):
-        save(tmp_path / name, picture(value))
-    (tmp_path / "empty").mkdir()
-    images, pictures = read(str(tmp_path))
+        save(tmp_path / "set" / name, picture(value))
+    (tmp_path / "set" / "empty").mkdir()
+    images, pictures = read(f"{tmp_path}/set")
     assert pictures.class_names == ("ant", "cat", "dog", "empty")
     assert pictures.labels.tolist() == [0, 1, 1, 2]
     assert images[:, 0, 0, 0].tolist() == [20, 30, 31, 10]
@@ -85,6 +77,9 @@ def test_a_divided_folder_has_train_and_one_of_three_names(tmp_path, name):
     assert (pictures.part, pictures.held_out.part) == ("train", name)
     assert pictures.held_out.names == [f"{name}/a/1.JPEG", f"{name}/b/x.bmp"]
     assert pictures.split()[1] is pictures.held_out
+    touch(tmp_path, "unread/train/a/1.jpg", "unread/held_out/a/1.jpg")
+    (note,) = open_pictures(tmp_path / "unread").notes
+    assert note == "not read: held_out; val is the name of what is held out"
 
 
 @pytest.mark.parametrize(
@@ -104,23 +99,22 @@ def test_a_folder_has_these_pictures_or_holds_them_out(files, names, class_names
     assert (listed.names, listed.class_names) == (names, class_names)
 
 
-def test_links_to_folders_are_followed_once(tmp_path):
-    touch(tmp_path, "elsewhere/2.jpg", "set/a/1.jpg", "set/b/1.jpg")
-    (tmp_path / "set/a/more").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "set/a")
-    (tmp_path / "elsewhere/round").symlink_to(tmp_path / "elsewhere")
-    assert open_pictures(tmp_path / "set").names == ["a/1.jpg", "a/more/2.jpg", "b/1.jpg"]
-
-
-def test_pipes_sockets_devices_and_links_to_nothing_are_corrupt(tmp_path):
-    save(tmp_path / "good.png", picture(1))
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "round.png").symlink_to("round.png")
-    (tmp_path / "device.png").symlink_to("/dev/zero")
+def test_links_to_folders_are_followed_once_and_what_is_no_file_is_corrupt(tmp_path):
+    links = tmp_path / "links"
+    touch(links, "elsewhere/2.jpg", "set/a/1.jpg", "set/b/1.jpg")
+    (links / "set/a/more").symlink_to(links / "elsewhere")
+    (links / "elsewhere/back").symlink_to(links / "set/a")
+    (links / "elsewhere/round").symlink_to(links / "elsewhere")
+    assert open_pictures(links / "set").names == ["a/1.jpg", "a/more/2.jpg", "b/1.jpg"]
+    flat = tmp_path / "flat"
+    save(flat / "good.png", picture(1))
+    os.mkfifo(flat / "pipe.png")
+    (flat / "gone.png").symlink_to(flat / "nowhere")
+    (flat / "round.png").symlink_to("round.png")
+    (flat / "device.png").symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as opened:
-        opened.bind(str(tmp_path / "socket.png"))
-        images, pictures = read(tmp_path)
+        opened.bind(str(flat / "socket.png"))
+        images, pictures = read(flat)
     assert len(images) == 1
     (corrupt,) = pictures.notes
     assert corrupt.startswith("5 of 6 files are no pictures, not whole, or too large: ")
@@ -163,9 +157,7 @@ def test_of_folders_of_classes_a_fifth_of_each_is_held_out(tmp_path):
     assert held_out.labels.tolist() == [0, 0, 1]
     assert len({*train.names, *held_out.names}) == 13
     assert train.notes == ("of each class a fifth is held out, by a hash of the names",)
-
-
-def test_what_is_held_out_depends_on_the_names_alone(tmp_path):
+    # It depends on the names alone.
     for place in ("here", "there/train"):
         touch(tmp_path / place, *(f"cat/{number}.jpg" for number in range(10)))
         touch(tmp_path / place, *(f"dog/{number}.jpg" for number in range(10)))
@@ -182,39 +174,32 @@ def test_a_fifth_of_pictures_without_labels_and_one_array_in_five_are_held_out(t
     train, held_out = open_pictures(tmp_path / "set").split()
     assert (len(train), len(held_out)) == (8, 2)
     np.save(tmp_path / "a.npy", np.arange(10)[:, None])
-    train, held_out = open_pictures(tmp_path / "a.npy").split()
+    pictures = open_pictures(tmp_path / "a.npy")
+    assert isinstance(pictures.array, np.memmap)  # it stays on the disk until it is sampled
+    assert (len(pictures), pictures[3].tolist()) == (10, [3])
+    assert pictures.sample(4).images()[0].tolist() == [[0], [3], [6], [9]]
+    train, held_out = pictures.split()
     assert held_out.images()[0].ravel().tolist() == [2, 7]
     assert (len(train), train.notes) == (8, ())
 
 
-def test_folders_beside_train_that_are_not_read_are_named(tmp_path):
-    touch(
-        tmp_path, *(f"{part}/cat/{number}.jpg" for part in ("train", "held_out") for number in "12")
-    )
-    assert open_pictures(tmp_path).notes == (
-        "not read: held_out; val is the name of what is held out",
-    )
-
-
-def test_at_most_so_many_are_read_and_spread_evenly(tmp_path):
+def test_at_most_so_many_are_read_and_spread_evenly_and_the_very_files_are_found_again(tmp_path):
     for index in range(9):
-        save(tmp_path / f"{index}.png", picture(index))
-    assert firsts(tmp_path, most=3) == [0, 4, 8]
-
-
-def test_the_very_files_are_found_again_or_named(tmp_path):
+        save(tmp_path / "nine" / f"{index}.png", picture(index))
+    assert read(tmp_path / "nine", most=3)[0][:, 0, 0, 0].tolist() == [0, 4, 8]
     for index in range(3):
-        save(tmp_path / "a" / f"{index}.png", picture(index))
-    hashes = open_pictures(tmp_path, SHAPE).hashes()
+        save(tmp_path / "set" / "a" / f"{index}.png", picture(index))
+    folder = tmp_path / "set"
+    hashes = open_pictures(folder, SHAPE).hashes()
     assert list(hashes) == ["a/0.png", "a/1.png", "a/2.png"]
-    touch(tmp_path, "another.txt", "b/1.png")
-    again = open_again(tmp_path, hashes, SHAPE)
+    touch(folder, "another.txt", "b/1.png")
+    again = open_again(folder, hashes, SHAPE)
     assert again.images()[0][:, 0, 0, 0].tolist() == [0, 1, 2]
-    save(tmp_path / "a" / "1.png", picture(9))
-    (tmp_path / "a" / "2.png").unlink()
+    save(folder / "a" / "1.png", picture(9))
+    (folder / "a" / "2.png").unlink()
     expected = r"2 of 3 pictures that are not there or have changed \(a/1.png, a/2.png\)"
     with pytest.raises(ValueError, match=expected):
-        open_again(tmp_path, hashes, SHAPE)
+        open_again(folder, hashes, SHAPE)
 
 
 # What becomes of their pixels.
@@ -253,7 +238,7 @@ def test_pixels_are_those_of_the_whole_picture_resized_and_then_cropped(size, im
 
 @pytest.mark.parametrize("number", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_pictures_are_turned_as_their_exif_data_says(number, kind):
+def test_pictures_are_turned_as_their_exif_data_says(number, kind, tmp_path):
     image = Image.fromarray(photograph(70, 96))
     exif = Image.Exif()
     exif[0x0112] = number
@@ -264,21 +249,16 @@ def test_pictures_are_turned_as_their_exif_data_says(number, kind):
     np.testing.assert_array_equal(np.asarray(image_of(content, "RGB", turns=True)), upright)
     expected = pixels_of(encoded(upright, "PNG"), (32, 32, 3), RESIZED_AND_CROPPED)
     np.testing.assert_array_equal(pixels_of(content, (32, 32, 3), RESIZED_AND_CROPPED), expected)
-
-
-def test_one_is_read_upright_in_its_own_size_with_the_channels_of_the_input(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    (tmp_path / "a.png").write_bytes(encoded(photograph(20, 30), "PNG", exif=exif.tobytes()))
-    assert open_pictures(tmp_path, (6, 8, 3))[0].shape == (30, 20, 3)
-    assert open_pictures(tmp_path, (6, 8, 1))[0].shape == (30, 20, 1)
+    # One is read upright in its own size, with the channels of the input.
+    (tmp_path / f"a.{kind}").write_bytes(content)
+    for channels in (1, 3):
+        found = open_pictures(tmp_path, (6, 8, channels))[0].shape
+        assert found == (*upright.size[::-1], channels)
 
 
 # v >> 8, as TensorFlow's own decoder of PNG files does.
 SIXTEEN = np.array([[0, 255, 256, 511, 4096, 32768, 65279, 65535]] * 6, np.uint16)
 UPPER = [0, 0, 1, 1, 16, 128, 254, 255]
-
-
 TWELVE = np.array([[0, 15, 16, 31, 256, 2048, 4079, 4095]] * 6, np.uint16)
 WIDE = {
     "a.png": lambda: encoded(SIXTEEN, "PNG"),
@@ -365,43 +345,21 @@ def test_damaged_pictures_are_left_out_and_named(tmp_path):
     assert images[:, 0, 0, 0].tolist() == [1, 2]
     assert pictures.labels.tolist() == [0, 1]
     assert list(pictures.hashes()) == ["cat/a.png", "dog/z.png"]
-    assert pictures.notes[0].startswith(
-        f"{len(DAMAGED)} of {len(DAMAGED) + 2} files are no pictures, "
-    )
+    left_out = f"{len(DAMAGED)} of {len(DAMAGED) + 2} files are no pictures, "
+    assert pictures.notes[0].startswith(left_out)
     (tmp_path / "dog" / "z.png").unlink()
     assert list(pictures.hashes()) == ["cat/a.png"]
-    with pytest.raises(
-        ValueError, match=r"no picture that can be read \(\d+ of \d+ files are no pictures"
-    ):
+    words = r"no picture that can be read \(\d+ of \d+ files are no pictures"
+    with pytest.raises(ValueError, match=words):
         read(tmp_path / "dog")
 
 
-# Arrays.
-
-
-def test_an_array_stays_on_the_disk_until_it_is_sampled(tmp_path):
-    np.save(tmp_path / "a.npy", np.arange(9, dtype=np.uint8).reshape(9, 1))
-    pictures = open_pictures(tmp_path / "a.npy")
-    assert isinstance(pictures.array, np.memmap)
-    assert (len(pictures), pictures[3].tolist()) == (9, [3])
-    assert pictures.sample(3).images()[0].tolist() == [[0], [4], [8]]
-
-
-# -- how they are prepared -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("known", [COVERING, RESIZED_AND_CROPPED, AS_IN_IMAGENET])
-def test_it_is_what_its_file_says(known):
-    assert Preprocessing.from_json(known.to_json()) == known
-
-
-def test_the_picture_covers_the_input_and_the_crop_lies_in_its_centre():
+def test_a_preparation_is_what_its_file_and_its_words_say_and_the_crop_lies_in_the_centre():
+    for known in (COVERING, RESIZED_AND_CROPPED, AS_IN_IMAGENET):
+        assert Preprocessing.from_json(known.to_json()) == known
     assert RESIZED_AND_CROPPED.geometry((256, 512), (224, 224)) == ((256, 512), (16, 144))
     assert COVERING.geometry((100, 100), (32, 64)) == ((64, 64), (16, 0))
     assert COVERING.geometry((32, 64), (32, 64)) == ((32, 64), (0, 0))
-
-
-def test_words_say_the_sizes():
     assert "until its shorter side has 256 pixels" in RESIZED_AND_CROPPED.describe((224, 224))
     assert "until it covers 32x64 pixels" in COVERING.describe((32, 64))
     assert "as it is stored" in AS_IN_IMAGENET.describe((224, 224))

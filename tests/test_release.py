@@ -15,6 +15,7 @@ import setuptools
 import yaml
 
 import sat_tf
+from sat_tf import version
 from tests.campaign.kinds import KINDS
 from tests.versions import wheel
 
@@ -34,18 +35,12 @@ def _workflow(name):
     return yaml.safe_load(_read(f".github/workflows/{name}.yml"))
 
 
-@pytest.fixture(scope="module")
-def described():
-    """The arguments that setup.py gives, and its function."""
+def test_the_long_description_leads_nowhere_that_is_not_there(monkeypatch):
     given = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", lambda **words: given.update(words))
-        names = runpy.run_path(str(_ROOT / "setup.py"))
-    return given, names["long_description"]
-
-
-def test_the_long_description_leads_nowhere_that_is_not_there(described):
-    given, _ = described
+    monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
+    convert = runpy.run_path(str(_ROOT / "setup.py"))["long_description"]
+    pictures = "![a picture](docs/a.png)\n\n*What it\nshows.*\n\n[another\none](c.md)\n\n"
+    assert convert(pictures + "pip install '.[gpu]'") == "another\none\n\npip install 'sat-tf[gpu]'"
     text = given["long_description"]
     assert not re.search(r"\]\((?!https?:)", text)
     assert "<img" not in text
@@ -55,32 +50,16 @@ def test_the_long_description_leads_nowhere_that_is_not_there(described):
     assert re.findall(r"^#.*", text, re.M) == re.findall(r"^#.*", _read("README.md"), re.M)
 
 
-def test_links_become_words_and_pictures_go_with_their_captions(described):
-    _, long_description = described
-    readme = (
-        "![a picture](docs/a.png)\n\n*What it\nshows.*\n\nA [page](docs/b.md#part) and\n[another\n"
-        "one](c.md), [the web](https://example.org/a).\n\npip install .      # or '.[gpu]'\n"
-        "pip install '.[gpu]'\n"
-    )
-    assert long_description(readme) == (
-        "A page and\nanother\none, [the web](https://example.org/a).\n\n"
-        "pip install sat-tf      # or '.[gpu]'\npip install 'sat-tf[gpu]'\n"
-    )
-
-
-def test_the_citation_is_of_this_version_and_of_the_paper():
+def test_the_citation_and_the_changelog_are_of_this_version_and_of_the_paper():
     found = yaml.safe_load(_read("CITATION.cff"))
     assert {"cff-version", "message", "title", "authors"} <= set(found)
-    assert found["version"] == sat_tf.__version__
+    assert found["version"] == sat_tf.__version__ == version.__version__
+    first, second = re.findall(r"^## (.*)", _read("CHANGELOG.md"), re.M)[:2]
+    assert (second if first == "Unreleased" else first) == sat_tf.__version__
     assert found["license"] == _PROJECT["license"]
     (paper,) = found["references"]
     assert paper["title"] == "Towards Efficient Training for Neural Network Quantization"
     assert [one["family-names"] for one in paper["authors"]] == ["Jin", "Yang", "Liao"]
-
-
-def test_the_changelog_has_this_version_below_what_is_not_released():
-    first, second = re.findall(r"^## (.*)", _read("CHANGELOG.md"), re.M)[:2]
-    assert (second if first == "Unreleased" else first) == sat_tf.__version__
 
 
 def test_each_promise_of_the_threat_model_is_held_by_tests_that_are_there():
@@ -97,60 +76,53 @@ def test_each_promise_of_the_threat_model_is_held_by_tests_that_are_there():
         assert set(kinds) <= set(KINDS), row
 
 
-def test_python_versions_are_the_same_in_metadata_and_workflows():
+def test_python_versions_are_the_same_in_metadata_workflows_and_pages_to_start_from():
     low, end = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", _PROJECT["requires-python"]).groups()
     versions = [f"3.{minor}" for minor in range(int(low), int(end))]
     heads = [words.rsplit(" ", 1)[1] for words in _PROJECT["classifiers"] if ":: 3." in words]
     assert heads == versions
     matrix = _workflow("tests")["jobs"]["tests"]["strategy"]["matrix"]
     assert matrix["python"] == versions
+    for page in ("README.md", "docs/index.md"):
+        assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in _read(page)
 
 
-def test_workflows_run_what_contributors_run():
+def test_workflows_run_what_contributors_run_without_secrets_and_only_the_upload_may_write():
     targets = set(re.findall(r"^([a-z-]+):", _read("Makefile"), re.M))
     for path in _WORKFLOWS:
-        used = re.findall(r"run: make ([a-z-]+)", path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        used = re.findall(r"run: make ([a-z-]+)", text)
         assert used, path.name
         assert set(used) <= targets, path.name
-
-
-def test_no_workflow_holds_a_secret_and_only_the_upload_may_write():
-    for path in _WORKFLOWS:
-        assert "secrets." not in path.read_text(encoding="utf-8")
-        assert yaml.safe_load(path.read_text(encoding="utf-8"))["permissions"] == {
-            "contents": "read"
-        }
+        assert "secrets." not in text
+        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
     upload = _workflow("publish")["jobs"]["upload"]
     assert upload["permissions"] == {"id-token": "write"}
     assert upload["needs"] == "build"
 
 
-@pytest.mark.parametrize("path", sorted((_ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")))
-def test_forms_of_issues_are_whole(path):
-    form = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if path.stem == "config":
-        return
-    assert form["name"]
-    assert form["description"]
-    names = [field["id"] for field in form["body"]]
-    assert len(set(names)) == len(names)
+def test_forms_of_issues_are_whole():
+    for path in set((_ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        names = [field["id"] for field in form.get("body", ())]
+        assert path.stem == "config" or (form["name"] and form["description"] and names)
+        assert len(set(names)) == len(names)
 
 
 def test_a_wheel_with_tests_or_without_a_part_is_found():
-    package = pathlib.Path(sat_tf.__file__).parent
-    whole = [
-        f"sat_tf/{path.relative_to(package).as_posix()}"
-        for pattern in ("**/*", "training/configs/**/*")
-        for path in package.glob(pattern)
-        if path.is_file() and path.suffix != ".pyc"
-    ]
-    about = ["METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"]
-    whole += [f"sat_tf-0.2.0.dist-info/{name}" for name in about]
-    whole += ["sat_tf-0.2.0.dist-info/licenses/LICENSE"]
+    about = ["METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"]
+    whole = [*wheel.of_package(), *(f"sat_tf-0.2.0.dist-info/{name}" for name in about)]
     assert wheel.problems(whole) == []
     assert wheel.problems([*whole, "tests/test_release.py"]) == [
         "tests/test_release.py: is not the package's"
     ]
+    # All that is no code comes with the package.
+    patterns = _SETTINGS["tool"]["setuptools"]["package-data"]["sat_tf"]
+    package = _ROOT / "sat_tf"
+    packed = {path for words in patterns for path in package.glob(words)}
+    files = {path for path in package.rglob("*") if path.is_file()}
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
+    assert package / "training" / "configs" / "folder.yaml" in packed
     whole.remove("sat_tf/training/configs/folder.yaml")
     assert wheel.problems(whole) == ["sat_tf/training/configs/folder.yaml: missing"]
 
@@ -180,21 +152,6 @@ def test_a_range_ends_with_the_oldest_and_the_newest_version_that_passed(name):
     assert [*newest[:-1], newest[-1] + 1] == end
 
 
-def test_all_that_is_no_code_comes_with_the_package():
-    patterns = _SETTINGS["tool"]["setuptools"]["package-data"]["sat_tf"]
-    package = _ROOT / "sat_tf"
-    packed = {path for words in patterns for path in package.glob(words)}
-    files = {path for path in package.rglob("*") if path.is_file()}
-    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
-    assert package / "training" / "configs" / "folder.yaml" in packed
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_pages_to_start_from_name_the_ranges(page):
-    text = (_ROOT / page).read_text(encoding="utf-8")
-    assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in text
-
-
 # -- public names ----------------------------------------------------------------------------------
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
@@ -218,24 +175,24 @@ print("light")
 """
 
 
-def test_importing_sat_tf_loads_nothing_heavy():
-    run = subprocess.run(
-        [sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=PACKAGE.parent
-    )
-    assert run.stdout == "light\n", run.stderr[-2000:]
+LIGHT = "; import sys; assert not {'tensorflow', 'keras', 'ai_edge_litert'} & {*sys.modules}"
+LIGHT += "; print('light')"
+FIRST = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
 
 
-@pytest.mark.thorough
-def test_the_first_name_that_is_used_may_be_any():
-    code = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent
-    )
-    assert run.stdout == "weight_quantizer\n", run.stderr[-2000:]
-
-
-def test_there_are_at_most_18_public_names():
-    assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        (FRESH, "light"),
+        (f"import sat_tf.exact.targets.processors, sat_tf.qat.policy{LIGHT}", "light"),
+        pytest.param(FIRST, "weight_quantizer", marks=pytest.mark.thorough),
+    ],
+    ids=["import", "targets", "configs"],
+)
+def test_importing_sat_tf_loads_nothing_heavy_and_the_first_name_may_be_any(code, printed):
+    settings = {"capture_output": True, "text": True, "cwd": PACKAGE.parent}
+    run = subprocess.run([sys.executable, "-c", code], **settings)
+    assert run.stdout == f"{printed}\n", run.stderr[-2000:]
 
 
 @pytest.mark.parametrize(("name", "home"), sat_tf._HOMES.items())
@@ -246,16 +203,11 @@ def test_every_public_name_is_the_one_of_its_module_and_explained(name, home):
     assert name in dir(sat_tf)
 
 
-def test_type_checkers_see_the_same_names_in_the_same_places():
+def test_type_checkers_see_the_same_names_in_the_same_places_at_most_18():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (block,) = (
         node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node)
     )
     seen = {alias.asname: node.module for node in block.body for alias in node.names}
     assert seen == sat_tf._HOMES
-
-
-def test_the_version_is_that_of_the_package():
-    version = importlib.import_module("sat_tf.version").__version__
-    assert sat_tf.__version__ == version
-    assert [part.isdigit() for part in version.split(".")[:2]] == [True, True]
+    assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18

@@ -27,13 +27,14 @@ from sat_tf.graph.network import Network, Node, call_in_inference, check_one_of_
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.messages.progress_bar import image_bar
-from sat_tf.qat.calibrate import calibrate, float_weights
+from sat_tf.qat.calibrate import calibrate
 from sat_tf.qat.configs import make_variables
 from sat_tf.qat.images import expect_num_images
 from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name, is_quantized, maker_of_codes
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.walk import float_weights
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import standing_in

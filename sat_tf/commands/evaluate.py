@@ -63,7 +63,5 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         f"{evaluation.processes} threads)",
     )
     if evaluation.not_finite:
-        console.print(
-            f"Note: {evaluation.not_finite:,} images have non-finite outputs and count as wrong",
-            highlight=False,
-        )
+        words = f"{evaluation.not_finite:,} images have non-finite outputs and count as wrong"
+        say(console, f"Note: {words}")

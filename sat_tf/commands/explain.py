@@ -83,15 +83,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                     f"--images: received {arguments.images} for a quantized model, which has its "
                     "own input range; expected it for a float one; leave it out."
                 )
-        elif arguments.images is not None:
-            expect_float(pathlib.Path(name), model)
-            base_policy = policy or BitPolicy.mobile()
-            # These are the pictures that `sat-tf quantize` looks at.
-            sample = range_sample(model, arguments.images, base_policy, arguments.labels)
-            policy = with_input_range(base_policy, model, name, sample, console)
         else:
             policy = policy or BitPolicy.mobile()
-            is_pixels = not (policy.states_input_range or is_built_by_name(name))
+            is_stated = policy.states_input_range or is_built_by_name(name)
+            is_pixels = arguments.images is None and not is_stated
+            if arguments.images is not None:
+                expect_float(pathlib.Path(name), model)
+                # These are the pictures that `sat-tf quantize` looks at.
+                sample = range_sample(model, arguments.images, policy, arguments.labels)
+                policy = with_input_range(policy, model, name, sample, console)
         plan = explain(model, policy, image_size=size)
         plan.print_to(console)
         if is_pixels and not plan.problems:

@@ -25,14 +25,8 @@ def add_resume(parser: Parser) -> None:
 
 
 # The types of options: a name of a file that is empty is mostly that of a wrong variable.
-nonempty = option(
-    Annotated[
-        str,
-        Field(
-            pattern=r"\S", description="the name of a file or a folder; write one, or leave it out"
-        ),
-    ]
-)
+_A_NAME = "the name of a file or a folder; write one, or leave it out"
+nonempty = option(Annotated[str, Field(pattern=r"\S", description=_A_NAME)])
 seed = option(Seed)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import pathlib
-from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
@@ -11,10 +11,8 @@ from sat_tf.commands.options import add_overrides, nonempty, seed, several
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.messages import ProblemsError, RunError, say
+from sat_tf.training import reproduction
 from sat_tf.training.config import config_text
-from sat_tf.training.paper_rows import Entry, data_sets, find
-from sat_tf.training.reproduction import Job, markdown, plan, read_outcomes, show
-from sat_tf.training.reproduction import run as run_jobs
 from sat_tf.training.run_folder import RunFolder
 
 DESCRIPTION = (
@@ -39,9 +37,7 @@ def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def add(
-        name: str, do: Callable[..., bool], summary: str, count: str
-    ) -> argparse.ArgumentParser:
+    def add(name: str, do: Any, summary: str, count: str) -> argparse.ArgumentParser:
         action: argparse.ArgumentParser = actions.add_parser(
             name, help=summary, description=summary
         )
@@ -88,17 +84,16 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
-    return bool(arguments.action(arguments, console))
+    return arguments.action(arguments, console) is not False
 
 
-def _list(arguments: argparse.Namespace, console: Console) -> bool:
-    outcomes = read_outcomes(pathlib.Path(arguments.results))
-    for table in show(_found(arguments.rows), outcomes):
+def _list(arguments: argparse.Namespace, console: Console) -> None:
+    outcomes = reproduction.read_outcomes(pathlib.Path(arguments.results))
+    for table in reproduction.show(_found(arguments.rows), outcomes):
         console.print(table)
     console.print("Data sets for --data:", highlight=False)
-    for name, data in data_sets().items():
+    for name, data in reproduction.data_sets().items():
         say(console, f"  {name:13} {data.about}")
-    return True
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -107,7 +102,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
 
     def work() -> list[RunFolder]:
         quiet_tensorflow()
-        return run_jobs(jobs, folder, results, console)
+        return reproduction.run(jobs, folder, results, console)
 
     finished = unless_stopped(work, folder, console) or []
     # Each red one has its line.
@@ -115,7 +110,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
     return all(are_green)
 
 
-def _show(arguments: argparse.Namespace, console: Console) -> bool:
+def _show(arguments: argparse.Namespace, console: Console) -> None:
     jobs = _jobs(arguments)
     if len(jobs) > 1:
         raise RunError(
@@ -123,11 +118,10 @@ def _show(arguments: argparse.Namespace, console: Console) -> bool:
             f"{', '.join(job.row for job in jobs)}."
         )
     say(console, config_text(jobs[0].config).rstrip())
-    return True
 
 
-def _jobs(arguments: argparse.Namespace) -> list[Job]:
-    return plan(
+def _jobs(arguments: argparse.Namespace) -> list[reproduction.Job]:
+    return reproduction.plan(
         arguments.rows,
         data=arguments.data,
         data_dir=arguments.data_dir,
@@ -136,14 +130,13 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
     )
 
 
-def _table(arguments: argparse.Namespace, console: Console) -> bool:
-    outcomes = read_outcomes(pathlib.Path(arguments.results))
-    say(console, markdown(_found(arguments.rows), outcomes).rstrip())
-    return True
+def _table(arguments: argparse.Namespace, console: Console) -> None:
+    outcomes = reproduction.read_outcomes(pathlib.Path(arguments.results))
+    say(console, reproduction.markdown(_found(arguments.rows), outcomes).rstrip())
 
 
-def _found(patterns: list[str]) -> list[Entry]:
-    rows, problems = find(patterns or ["*"])
+def _found(patterns: list[str]) -> list[reproduction.Entry]:
+    rows, problems = reproduction.find(patterns or ["*"])
     if problems:
         raise RunError(ProblemsError("sat-tf paper", problems))
     return rows

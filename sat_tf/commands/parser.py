@@ -8,7 +8,7 @@ import shlex
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from sat_tf.messages import REMOVED, nearest, shown
 
@@ -139,22 +139,12 @@ class Parser(argparse.ArgumentParser):
 SHELLS = ("bash", "zsh", "fish")
 
 
-class _Word(NamedTuple):
-    """An option, or a word without one."""
-
-    names: Sequence[str]  # The names of the option; empty for a word without one.
-    about: str  # Its help.
-    values: Sequence[str]  # The values that it takes, where they are few.
-
-
-def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
-    """The words of a command, and of its actions where it has some."""
-    for action in parser._actions:  # argparse has no public list of them
-        values = list(map(str, action.choices or ()))
-        about = (action.help or "").replace("%%", "%").partition(";")[0]
-        yield _Word(action.option_strings, about, values)
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
+def _words(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options and words of a command, and of its actions where it has some."""
+    for word in parser._actions:  # argparse has no public list of them
+        yield word
+        if isinstance(word, argparse._SubParsersAction):
+            for inner in word.choices.values():
                 yield from _words(inner)
 
 
@@ -173,20 +163,20 @@ def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser
         return "\n".join(lines) + "\n"
     cases = []
     for command, command_words in words.items():
-        for name, values in ((name, word.values) for word in command_words for name in word.names):
-            if values:
-                cases.append(f"*:{command}:{name}) words={shlex.quote(' '.join(values))};;")
-        options = shlex.quote(" ".join(name for word in command_words for name in word.names))
-        free = shlex.quote(
-            " ".join(value for word in command_words if not word.names for value in word.values)
-        )
+        options, free = list[str](), list[str]()
+        for word in command_words:
+            values = list(map(str, word.choices or ()))
+            for name in word.option_strings if values else ():
+                cases.append(f"*:{command}:{name}) words={_quoted(values)};;")
+            options += word.option_strings
+            free += [] if word.option_strings else values
         cases.append(
-            f"*:{command}:*) if [[ $cur == -* ]]; then words={options}; "
-            f"else words={free}; files=1; fi;;"
+            f"*:{command}:*) if [[ $cur == -* ]]; then words={_quoted(options)}; "
+            f"else words={_quoted(free)}; files=1; fi;;"
         )
-    names = [*commands, *(name for word in _words(top) for name in word.names)]
+    names = [*commands, *(name for word in _words(top) for name in word.option_strings)]
     script = _BASH.format(
-        first=shlex.quote(" ".join(names)),
+        first=_quoted(names),
         shells=" ".join(SHELLS),
         cases="\n".join(f"        {case}" for case in cases),
     )
@@ -225,9 +215,15 @@ complete -F _sat_tf sat-tf
 """
 
 
-def _of_fish(word: _Word) -> str:
+def _quoted(words: Iterable[object]) -> str:
+    return shlex.quote(" ".join(map(str, words)))
+
+
+def _of_fish(word: argparse.Action) -> str:
     """The options of fish's `complete` for one word."""
-    flags = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in word.names]
-    if word.values:
-        flags.append(f"{'-x ' if word.names else ''}-a {shlex.quote(' '.join(word.values))}")
-    return " ".join([*flags, f"-d {shlex.quote(word.about)}"])
+    names = word.option_strings
+    flags = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in names]
+    if word.choices:
+        flags.append(f"{'-x ' if names else ''}-a {_quoted(word.choices)}")
+    about = (word.help or "").replace("%%", "%").partition(";")[0]
+    return " ".join([*flags, f"-d {shlex.quote(about)}"])

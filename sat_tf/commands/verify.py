@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -46,9 +46,6 @@ from sat_tf.output_folder import (
     TFLITE_MODEL,
     OutputFolder,
 )
-
-if TYPE_CHECKING:
-    import tf_keras as keras
 
 
 def choose_files(
@@ -406,7 +403,7 @@ class _Comparison:
         from sat_tf.qat.inputs import takes_pixels
 
         with value_errors_as_run_errors(self.model):
-            model: keras.Model = load_model(self.model, trust=trust)
+            model = load_model(self.model, trust=trust)
             check_one_of_each(model)
             shape, classes = tuple(model.input_shape[1:]), int(model.output_shape[-1])
             pixels = self._pixels(self.wanted, shape, classes, self.console)

@@ -83,13 +83,11 @@ class FloatReference:
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
         """Returns the file's outputs in this model's form: probabilities where it has a softmax."""
-        pieces = zip(separated(values, outputs), outputs, self.softmaxes, strict=True)
-        return joined(
-            [
-                softmax(piece) if ends and output.classes_by != "softmax" else piece
-                for piece, output, ends in pieces
-            ]
-        )
+        pieces = separated(values, outputs)
+        for place, (output, ends) in enumerate(zip(outputs, self.softmaxes, strict=True)):
+            if ends and output.classes_by != "softmax":
+                pieces[place] = softmax(pieces[place])
+        return joined(pieces)
 
     def run(self, images: Pixels) -> np.ndarray:
         """Returns the model's outputs for a batch, as one array."""
@@ -255,13 +253,10 @@ def verify_tflite(
         content = read_tflite(path)
     except ValueError as error:
         problems.append(str(error))
-    unscaled, types = kept_inputs(network), input_types(network)
-    inputs = [
-        Image(
-            name, tuple(tensor.shape[1:]), None if name in unscaled else np.float32(1.0), type=type_
-        )
-        for (name, type_), tensor in zip(types.items(), model.inputs, strict=True)
-    ]
+    unscaled, inputs = kept_inputs(network), []
+    for (name, type_), tensor in zip(input_types(network).items(), model.inputs, strict=True):
+        scale = None if name in unscaled else np.float32(1.0)
+        inputs.append(Image(name, tuple(tensor.shape[1:]), scale, type=type_))
     images, image_problems = checked_images(images, inputs)
     problems += image_problems
     # The names of each output for the user: Keras' before and after, and its key.

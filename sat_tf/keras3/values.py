@@ -27,23 +27,6 @@ def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
     return list(range(len(targets)))
 
 
-def arrange(
-    names: Sequence[str], arrays: Sequence[np.ndarray], target_names: Sequence[str], shapes: Any
-) -> list[np.ndarray]:
-    """The arrays of one layer in the order of another that holds the same."""
-    shapes = [tuple(shape) for shape in shapes]
-    if len(arrays) != len(shapes):
-        raise ValueError(
-            f"received {len(arrays)} weights ({', '.join(names)}), expected {len(shapes)} "
-            f"({', '.join(target_names)})"
-        )
-    ordered = [arrays[index] for index in matched(names, target_names)]
-    for name, array, shape in zip(target_names, ordered, shapes, strict=True):
-        if array.shape != shape:
-            raise ValueError(f"received {name} of shape {array.shape}, expected {shape}")
-    return ordered
-
-
 def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
     """The paths and values of the weights that a layer of Keras 3 computes with."""
     # A Normalization computes with copies that it makes when it adapts, or is loaded.
@@ -59,8 +42,17 @@ def fill(
     layer: Any, names: Sequence[str], arrays: Sequence[np.ndarray], own_names: Sequence[str]
 ) -> None:
     """Gives a built layer of either Keras the weights of another that holds the same."""
-    shapes = [variable.shape for variable in layer.weights]
-    layer.set_weights(arrange(names, arrays, own_names, shapes))
+    if len(arrays) != len(own_names):
+        raise ValueError(
+            f"received {len(arrays)} weights ({', '.join(names)}), expected {len(own_names)} "
+            f"({', '.join(own_names)})"
+        )
+    ordered = [arrays[index] for index in matched(names, own_names)]
+    for name, array, variable in zip(own_names, ordered, layer.weights, strict=True):
+        if array.shape != tuple(variable.shape):
+            shape = tuple(variable.shape)
+            raise ValueError(f"received {name} of shape {array.shape}, expected {shape}")
+    layer.set_weights(ordered)
     if hasattr(layer, "finalize_state"):
         layer.finalize_state()  # statistics are in use from then on
 

@@ -2,19 +2,16 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.arguments import training_argument
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.activations import REACHES
 from sat_tf.graph.layers.kind import Role
@@ -23,43 +20,26 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.messages.progress_bar import image_bar
 from sat_tf.pictures import CALIBRATION_IMAGES
-from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
-from sat_tf.qat.input_range_checks import (
-    RangeStatistics,
-    certainty_doubt,
-    observe_pixels,
-    range_statistics,
-)
-from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
+from sat_tf.qat.images import Batches, Images, gather, images_at_once
+from sat_tf.qat.input_range_checks import observe_pixels, warn_of_certainty
+from sat_tf.qat.layout import in_inference, inner_layer, is_norm, quantized_network
 from sat_tf.qat.model_class import policy_of
-from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
-from sat_tf.qat.walk import Parts, Sample, each_part, one_by_one, walk
+from sat_tf.qat.walk import (
+    Parts,
+    Sample,
+    call_node,
+    call_unrounded,
+    each_part,
+    float_weights,
+    one_by_one,
+    walk,
+)
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.best_levels import best_observed_range, best_range_of_logits
 from sat_tf.quantizers.observers import expected_largest
-from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
-from sat_tf.quantizers.seen_values import USUAL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 from sat_tf.quantizers.values import Function, itself
-
-
-@contextlib.contextmanager
-def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Lets layers compute, inside, with clamped and rescaled weights that are not rounded."""
-    changed = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
-    before = [(layer.quantize_config.weights, layer.constant_kernel) for layer in changed]
-    try:
-        for layer, (quantizer, _) in zip(changed, before, strict=True):
-            unrounded = None if quantizer is None else quantizer.with_settings(num_bits=None)
-            layer.quantize_config.weights = unrounded
-            layer.use_kernel(None)
-        yield
-    finally:
-        for layer, (quantizer, kernel) in zip(changed, before, strict=True):
-            layer.quantize_config.weights = quantizer
-            layer.use_kernel(kernel)
-
 
 _FEW_IMAGES = 32
 # Mean deviation, in standard deviations, up to which statistics count as those of the images: 64
@@ -188,9 +168,8 @@ def calibrate(
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
     total = passes * Batches(images).num_images
     with _all_or_nothing(network), contextlib.ExitStack() as stack:
-        compared = functools.partial(_compared, network, images) if as_trained else lambda *_: None
-        observe_pixels(images, network, compared)
-        _warn_of_certainty(model, network, Batches(images)[0])
+        observe_pixels(images, network, reference=network if as_trained else None)
+        warn_of_certainty(network, Batches(images)[0], policy)
         advance = stack.enter_context(image_bar("calibrating", total, shown=progress))
         _forget_ranges(network)
         for node in network:
@@ -248,7 +227,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
             return unrounded(node, input_parts)
         outputs, input_twins = [], []
         for inputs in input_parts:
-            outputs.append(_call_unrounded(node, inputs))
+            outputs.append(call_unrounded(node, inputs))
             if rounds_to_input(node.layer):
                 input_twins.append(quantizer.float_twin(inputs))
         if node.name not in samples:
@@ -260,7 +239,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
             preprocessed[node.name] = values[:_MOST_VALUES]
         return one_by_one(outputs)
 
-    unrounded = each_part(_call_unrounded)
+    unrounded = each_part(call_unrounded)
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
         for images in batches:
             walk(network, images, sampled)
@@ -307,67 +286,9 @@ def _function_behind(in_use: Network, node: Node) -> Function:
     return lambda values: activation(tf.constant(values)).numpy()
 
 
-def call_node(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
-    """The output of a layer in inference, on request with the statistics of this batch."""
-    return node.layer(inputs, **_arguments(node, on_batch_statistics))
-
-
-def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
-    """The output of a layer before it is clipped and rounded."""
-    layer = node.layer
-    arguments = _arguments(node, on_batch_statistics)
-    is_wrapped = isinstance(layer, QuantizedLayer)
-    # A quantizer that marks pixels rounds nothing, and the first layers read the grid it makes.
-    if not is_wrapped or isinstance(output_quantizer(layer), PixelQuantizer):
-        return layer(inputs, **arguments)
-    before = layer.before_quantization(inputs, arguments.get("training", False))
-    quantizer = clipping_quantizer(layer)
-    return before if quantizer is None else quantizer.float_twin(before)
-
-
-def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> None:
-    """Says where a classifier is too certain for its input range: see `certainty_doubt`."""
-    ranges = input_ranges(network)
-    if len(network.inputs) != 1 or network.inputs[0] not in ranges:
-        return
-
-    def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
-
-        def compute(node: Node, inputs: Any) -> tf.Tensor:
-            tensor = _call_unrounded(node, inputs)
-            if node.name in outputs:
-                outputs[node.name].append(tensor.numpy())
-            return tensor
-
-        with float_weights(node.layer for node in network):
-            walk(network, (images,), each_part(compute))
-        return {name: np.concatenate(arrays) for name, arrays in outputs.items()}
-
-    (name,), policy = network.inputs, policy_of(model)
-    is_stated = policy is not None and policy.states_range_of(name)
-    doubt = certainty_doubt(network, images[0], run, ranges[name], is_stated=is_stated)
-    if doubt is not None:
-        warn(f"calibrate: {name}: {doubt}.")
-
-
-def _compared(
-    network: Network, images: Images, name: str, pixels: InputRange
-) -> RangeStatistics | None:
-    """Compares the statistics of a quantized network, unrounded, with those of images."""
-    place = network.inputs.index(name)
-    with float_weights(node.layer for node in network):
-        # The first layers pad with a folded shift, instead of 0. Up to two pixels of the narrowest
-        # range that is compared, the shift is negligible.
-        narrowest = min(np.min(usual_range.scales) for usual_range in USUAL)
-        if np.max(np.abs(pixels.change.shift)) > 2.0 * narrowest:
-            return range_statistics(as_fed(network), images, place, pixels)
-        return range_statistics(network, images, place, pixels, _call_unrounded)
-
-
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
     """The normalizations, each once, by the identity of the layers of the network."""
-    return {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
+    return {id(node.layer): inner_layer(node.layer) for node in network if is_norm(node)}
 
 
 def _fit_both(
@@ -376,8 +297,8 @@ def _fit_both(
     """Fits clipping levels, and statistics for the quantized network: see `best_statistics`."""
     original = [Statistics.of(norm) for norm in norms]
     with float_weights(node.layer for node in network):
-        unrounded = measure_statistics(network, batches, _call_unrounded)
-    by_weights = measure_statistics(network, batches, _call_unrounded)
+        unrounded = measure_statistics(network, batches, call_unrounded)
+    by_weights = measure_statistics(network, batches, call_unrounded)
     assign_statistics(norms, best_statistics(original, unrounded, by_weights))
     _set_clipping_levels(network, batches)
     quantized = measure_statistics(network, batches, call_node)
@@ -542,14 +463,3 @@ def _is_logits(network: Network, node: Node) -> bool:
         layer_kinds.is_softmax(reader) and getattr(reader, "axis", -1) == -1 for reader in readers
     )
     return bool(readers) and node.name not in network.outputs and are_softmax
-
-
-def _is_norm(node: Node) -> bool:
-    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
-
-
-def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
-    """The arguments of a call: as in inference, except BatchNormalization if asked for."""
-    stays = not _is_norm(node) or node.arguments.get("training") is False
-    training = on_batch_statistics and not stays
-    return {**node.arguments, **training_argument(node.layer.call, training)}

@@ -19,7 +19,7 @@ another usual range fits all channels.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,12 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
-from sat_tf.qat.images import Batches, Images
-from sat_tf.qat.inputs import kept_inputs
+from sat_tf.qat.images import Batch, Batches, Images
+from sat_tf.qat.inputs import input_ranges, kept_inputs
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.requantize import as_fed
+from sat_tf.qat.walk import call_unrounded, each_part, float_weights, walk
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import (
@@ -66,9 +69,6 @@ _TINY = float(np.finfo(np.float32).tiny)
 _MOST_JUDGED, _OTHERS = 64, 10.0
 # Rival ranges make values at least this many times smaller.
 _FACTOR = 50.0
-
-# The outputs of a network, by the names of its nodes, for images.
-Run = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 def conversion_doubt(network: Network, node: Node, fed: InputRange) -> str | None:
@@ -125,20 +125,33 @@ def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
     return float(np.max(np.abs(high - low)))
 
 
+def warn_of_certainty(network: Network, images: Batch, policy: BitPolicy | None) -> None:
+    """Warns where a classifier is as certain as float32 allows, and not in another range."""
+    ranges = input_ranges(network)
+    if len(network.inputs) != 1 or network.inputs[0] not in ranges:
+        return
+    (name,) = network.inputs
+    is_stated = policy is not None and policy.states_range_of(name)
+    with float_weights(node.layer for node in network):
+        doubt = certainty_doubt(network, images[0], ranges[name], is_stated=is_stated)
+    if doubt is not None:
+        warn(f"calibrate: {name}: {doubt}.")
+
+
 def certainty_doubt(
-    network: Network, images: np.ndarray, run: Run, fed: InputRange, *, is_stated: bool
+    network: Network, images: np.ndarray, fed: InputRange, *, is_stated: bool
 ) -> str | None:
     """Says that a classifier is as certain as float32 allows, and not in another range; or None.
 
-    `run` computes the outputs of the network without rounding anything. Where the policy does not
-    state the range, linear outputs are taken for logits too, which nothing tells from coordinates.
+    Where the policy does not state the range, linear outputs are taken for logits too, which
+    nothing tells from coordinates.
     """
     readers = {name: _leads_of(network, name, is_stated=is_stated) for name in network.outputs}
     rivals = [rival for rival in _COMPARED if _FACTOR * np.max(rival.scales) <= np.min(fed.scales)]
     images = images[:_MOST_JUDGED].astype(np.float32)
     if not rivals or not any(readers.values()):
         return None
-    outputs = run(images)
+    outputs = _unrounded_outputs(network, images)
     certain = {
         name: gaps
         for name, gaps in readers.items()
@@ -150,7 +163,7 @@ def certainty_doubt(
     if fed.reversed_channels:
         pixels = pixels[..., ::-1]
     for rival in rivals:
-        outputs = run(rival.fed(pixels))
+        outputs = _unrounded_outputs(network, rival.fed(pixels))
         apart = [float(np.median(gaps(outputs[name]))) for name, gaps in certain.items()]
         if any(_TOLD_APART[0] <= gap <= _TOLD_APART[1] for gap in apart):
             return (
@@ -161,6 +174,19 @@ def certainty_doubt(
                 + ("" if is_stated else f", and BitPolicy(input_range={fed}) says so")
             )
     return None
+
+
+def _unrounded_outputs(network: Network, images: np.ndarray) -> dict[str, np.ndarray]:
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in network.outputs}
+
+    def compute(node: Node, inputs: Any) -> tf.Tensor:
+        tensor = call_unrounded(node, inputs)
+        if node.name in outputs:
+            outputs[node.name].append(tensor.numpy())
+        return tensor
+
+    walk(network, (images,), each_part(compute))
+    return {name: np.concatenate(arrays) for name, arrays in outputs.items()}
 
 
 def _leads_of(
@@ -218,9 +244,6 @@ _BY_CHANCE, _AS_WELL = 0.03, 1.5
 _SAME = 0.1
 # The steps after which nothing is left of the first value of averages, and how many are tried.
 _MOST_STEPS, _TRIED_STEPS = 2**14, 40
-
-# Computes a node from its input, or the list of them, in inference and without rounding anything.
-Call = Callable[[Node, Any], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +361,6 @@ def range_statistics(
     images: Sequence[Any],
     place: int,
     given: InputRange,
-    call: Call | None = None,
 ) -> RangeStatistics | None:
     """Compares statistics of BatchNormalization with those of images in the usual ranges.
 
@@ -358,7 +380,7 @@ def range_statistics(
 
     def measured(input_range: InputRange) -> list[Statistics]:
         inputs = fed if input_range == given else {**fed, name: input_range.fed(pixels)}
-        return _measured(network, norms, inputs, call)
+        return _measured(network, norms, inputs)
 
     usual = [choice for choice in USUAL if has_channels(choice, pixels.shape[-1])]
     off = {choice: _off(norms, measured(choice)) for choice in dict.fromkeys((given, *usual))}
@@ -373,9 +395,7 @@ def range_statistics(
     return RangeStatistics(given, tuple(layer.name for layer in layers), means, off_start)
 
 
-def _measured(
-    network: Network, norms: list[Node], fed: dict[str, Any], call: Call | None
-) -> list[Statistics]:
+def _measured(network: Network, norms: list[Node], fed: dict[str, Any]) -> list[Statistics]:
     """The statistics of the tensors that normalizations read."""
     float_inputs = kept_inputs(network)
     batch = {
@@ -383,8 +403,11 @@ def _measured(
         for name, array in fed.items()
     }
     names = [norm.inputs[0] for norm in norms]
-    of_list = call and (lambda node, inputs: call(node, inputs if node.takes_list else inputs[0]))
-    read_tensors = dict(network.computed(batch, names, of_list))
+
+    def call(node: Node, inputs: list[Any]) -> tf.Tensor:
+        return call_unrounded(node, inputs if node.takes_list else inputs[0])
+
+    read_tensors = dict(network.computed(batch, names, call))
     measurements = []
     for norm, name in zip(norms, names, strict=True):
         values = tf.cast(read_tensors[name], tf.float32)
@@ -421,16 +444,13 @@ def _deviations(stored: Sequence[Statistics], predicted: Sequence[Statistics]) -
 
 
 def observe_pixels(
-    several: Images,
-    network: Network,
-    compared: Callable[[str, InputRange], RangeStatistics | None],
-    *,
-    by: str = "calibrate",
+    several: Images, network: Network, *, reference: Network | None, by: str = "calibrate"
 ) -> None:
     """Checks that images have the values of the model's input range, and records them.
 
-    `compared` compares, for an input and its range, statistics of BatchNormalization with those of
-    the images. Raises ProblemsError with all that is certainly wrong; then nothing is recorded.
+    `reference` is the network whose statistics of BatchNormalization are compared with those of the
+    images; None where none are those of the training. Raises ProblemsError with all that is
+    certainly wrong; then nothing is recorded.
     """
     observations, problems = [], []
     for node in network:
@@ -438,7 +458,8 @@ def observe_pixels(
         if not isinstance(quantizer, PixelQuantizer):
             continue
         (name,) = node.inputs
-        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
+        place = network.inputs.index(name)
+        seen = SeenValues.of(several[place], quantizer.range)
         trained_on = quantizer.seen(node.layer.output_variables)
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
         for when, values in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
@@ -450,7 +471,9 @@ def observe_pixels(
                         "pixels instead, which are scaled for you"
                     )
                 wrong.setdefault(fitting(values), f"{name}: received {when}{problem}; {fix}")
-        statistics = None if wrong else compared(name, quantizer.range)
+        statistics = None
+        if reference is not None and not wrong:
+            statistics = _unrounded_statistics(reference, several, place, quantizer.range)
         if statistics is not None and statistics.fitting is not None:
             wrong[""] = f"{name}: {statistics.problem}"
         suffix = each_its_own(network.inputs, name)
@@ -471,3 +494,16 @@ def observe_pixels(
             warn(f"{by}: {name}: {doubt}{each_its_own(network.inputs, name)}.")
         variables = node.layer.output_variables
         quantizer.remember(seen, variables, len(Batches(several)), checked_by=checked_by)
+
+
+def _unrounded_statistics(
+    network: Network, images: Images, place: int, pixels: InputRange
+) -> RangeStatistics | None:
+    """Compares the statistics of a network, where nothing is rounded, with those of images."""
+    with float_weights(node.layer for node in network):
+        # The first layers pad with a folded shift, instead of 0. Up to two pixels of the narrowest
+        # range that is compared, the shift is negligible.
+        narrowest = min(np.min(usual_range.scales) for usual_range in USUAL)
+        if np.max(np.abs(pixels.change.shift)) > 2.0 * narrowest:
+            return range_statistics(as_fed(network), images, place, pixels)
+        return range_statistics(network, images, place, pixels)

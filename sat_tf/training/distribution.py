@@ -1,5 +1,6 @@
 """The `tf.distribute` strategies that a configuration can name, and values under them."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -36,7 +37,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     if name == "mirrored":
         return tf.distribute.MirroredStrategy()
     if name == "multi_worker":
-        _expect_free_port(_cluster()[2])
+        _expect_own_address(_cluster()[2])
         try:
             return tf.distribute.MultiWorkerMirroredStrategy()
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
@@ -146,14 +147,16 @@ def waiting_note(name: str) -> str | None:
     if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
         return None
     cluster, task, address = _cluster()
-    other_addresses = list(itertools.chain(*cluster.values()))
-    other_addresses.remove(address)
-    if not other_addresses:
+    others = [other for other in itertools.chain(*cluster.values()) if other != address]
+    if name == "auto" and not others:
         return None
-    return (
-        f"This is {task['type']} {task['index']} at {address}; it waits for "
-        f"{first_ones(other_addresses)}, which run the same command. Ctrl-C ends the waiting."
-    )
+    here = f"This is {task['type']} {task['index']} at {address}"
+    if not _is_of_this_machine(address):
+        here += ", which is no address of this machine: it waits until it reaches itself there"
+    elif not others:
+        return None
+    waiting = f"; it waits for {first_ones(others)}, which run the same command" if others else ""
+    return f"{here}{waiting}. Ctrl-C ends the waiting."
 
 
 def _cluster() -> tuple[dict[str, Any], dict[str, Any], str]:
@@ -183,23 +186,43 @@ def _is_address(address: Any) -> bool:
     return is_host and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
 
 
-def _expect_free_port(address: str) -> None:
-    """Raises RunError where this process cannot listen on its port: gRPC would abort, or share it.
+def _expect_own_address(address: str) -> None:
+    """Raises RunError where this process cannot listen on its port, or its host is nowhere.
 
-    It listens on all addresses of the machine, whatever the host in front of the port.
+    gRPC would abort, share the port, or wait for itself without end. It listens on all addresses of
+    the machine, whatever the host in front of the port.
     """
-    port = int(address.rpartition(":")[2])
+    host, _, port = address.rpartition(":")
     try:
         with socket.socket() as listener:
             if os.name != "nt":  # where it would take a port that is in use
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("", port))
+            listener.bind(("", int(port)))
     except OSError as error:
         raise RunError(
             f"TF_CONFIG: received the port {port} for this process, which cannot be opened "
             f"({error.strerror}), expected a free one; end the process that has it, give each "
             "process its own task.index, or choose another port on all of them."
         ) from error
+    try:
+        socket.getaddrinfo(host.strip("[]"), None)
+    except (OSError, UnicodeError) as error:
+        raise RunError(
+            f"TF_CONFIG: received the host {host} for this process, which has no address "
+            f"({getattr(error, 'strerror', '') or error}), expected the name or address of this "
+            "machine; correct it."
+        ) from error
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Whether an address is one of this machine, and not of one that passes messages on."""
+    host = address.rpartition(":")[0]
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, _, _, _, place in socket.getaddrinfo(host.strip("[]"), None):
+            with contextlib.suppress(OSError), socket.socket(family) as listener:
+                listener.bind(place)
+                return True
+    return False
 
 
 def replica_variable(

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,19 +41,6 @@ def layers(limit, *, tie=(0, 1, 2), sizes=(10, 20, 40)):
     return problem, np.array(pairs * 3)
 
 
-def cost_of(problem):
-    return lambda chosen: math.fsum(problem.cost[chosen])
-
-
-def chosen_bits(bits, chosen):
-    return [tuple(map(int, bits[option])) for option in chosen]
-
-
-def same_bits(bits, number):
-    """The option of each layer that has these bits."""
-    return np.flatnonzero((bits == number).all(axis=1))
-
-
 def test_the_budget_is_met_from_the_last_layer_backwards():
     # 64 · 70 = 4480. The last layer: activations to 4, 3200; its weights to 4, 2560;
     # the second one: activations to 4, 1920.
@@ -62,14 +50,13 @@ def test_the_budget_is_met_from_the_last_layer_backwards():
         (2560, [(8, 8), (8, 8), (4, 4)]),
         (2000, [(8, 8), (8, 4), (4, 4)]),
         (280, [(2, 2), (2, 2), (2, 2)]),
+        (279, None),
     ):
         problem, bits = layers(limit)
-        most = same_bits(bits, 8)
+        most = np.flatnonzero((bits == 8).all(axis=1))
         found = within_budget(problem, bits, most)
-        assert problem.within(found)
-        assert chosen_bits(bits, found) == expected
-    problem, bits = layers(279)
-    assert within_budget(problem, bits, same_bits(bits, 8)) is None
+        assert found is None or problem.within(found)
+        assert expected == (None if found is None else [tuple(bits[option]) for option in found])
 
 
 @pytest.mark.parametrize("tie", [(0, 1, 2), (0, 1, 0)])
@@ -77,14 +64,18 @@ def test_the_budget_is_met_from_the_last_layer_backwards():
 def test_searches_keep_the_budget_and_are_never_better_than_the_optimum(limit, tie):
     problem, bits = layers(limit, tie=tie)
     best = solve(problem)
+
+    def cost(chosen):
+        return math.fsum(problem.cost[chosen])
+
     for found in (
-        random_search(problem, bits, cost_of(problem), evaluations=40, seed=0),
-        greedy_search(problem, bits, cost_of(problem), evaluations=40),
+        random_search(problem, bits, cost, evaluations=40, seed=0),
+        greedy_search(problem, bits, cost, evaluations=40),
     ):
         assert problem.within(found.chosen)
         levels = problem.level[found.chosen]
         assert tie[0] != tie[2] or levels[0] == levels[2]
-        assert found.cost == cost_of(problem)(found.chosen) >= best.cost - 1e-12
+        assert found.cost == cost(found.chosen) >= best.cost - 1e-12
         assert len(found.history) <= 40
         assert list(found.history) == sorted(found.history, reverse=True)
         assert found.history[-1] == found.cost
@@ -95,29 +86,6 @@ def test_searches_keep_the_budget_and_are_never_better_than_the_optimum(limit, t
 L = keras.layers
 IMAGES = np.random.default_rng(0).normal(size=(3, 2))
 LABELS = np.array([0, 2, 1])
-
-
-class AllSigns:
-    """Stands for a generator: the signs of all directions, one after the other."""
-
-    def __init__(self, *sizes):
-        self._signs = itertools.cycle(itertools.product((-1.0, 1.0), repeat=sum(sizes)))
-        self._left = []
-
-    def choice(self, _, size):
-        if not self._left:
-            self._left = list(next(self._signs))
-        count = int(np.prod(size))
-        taken, self._left = self._left[:count], self._left[count:]
-        return np.reshape(taken, size)
-
-
-def two_layers():
-    """softplus(x A) B, in float64, so that second differences of NumPy's are exact to 7 digits."""
-    image = keras.Input((2,), dtype="float64", name="image")
-    one = L.Dense(2, "softplus", use_bias=False, dtype="float64", name="one")(image)
-    two = L.Dense(3, use_bias=False, dtype="float64", name="two")(one)
-    return keras.Model(image, two)
 
 
 def cross_entropies(kernels, labels, moved=0.0):
@@ -140,8 +108,12 @@ def trace_of(function, point):
 
 @pytest.fixture(scope="module")
 def model():
+    """softplus(x A) B, in float64, so that second differences of NumPy's are exact to 7 digits."""
     keras.utils.set_random_seed(3)
-    return two_layers()
+    image = keras.Input((2,), dtype="float64", name="image")
+    one = L.Dense(2, "softplus", use_bias=False, dtype="float64", name="one")(image)
+    two = L.Dense(3, use_bias=False, dtype="float64", name="two")(one)
+    return keras.Model(image, two)
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +130,15 @@ def exact(model):
 
 @pytest.fixture
 def all_signs(monkeypatch):
-    """Makes the directions of a number of values all that there are, again and again."""
+    """Makes the directions of so many values all that there are, one after the other."""
 
-    def use(*sizes):
-        monkeypatch.setattr(np.random, "default_rng", lambda _: AllSigns(*sizes))
-        return 2 ** sum(sizes)
+    def use(count):
+        directions = itertools.product((-1.0, 1.0), repeat=count)
+        signs = itertools.cycle(itertools.chain.from_iterable(directions))
+        generator = mock.Mock()
+        generator.choice = lambda _, size: np.fromiter(signs, float, np.prod(size)).reshape(size)
+        monkeypatch.setattr(np.random, "default_rng", lambda _: generator)
+        return 2**count
 
     return use
 
@@ -178,14 +154,13 @@ OF_DIFFERENCES = {"rel": 1e-6, "abs": 1e-7}
 
 
 @pytest.mark.parametrize("images_at_once", [3, 2])
-def test_kernels_have_the_traces_of_the_mean_loss(images_at_once, model, exact, all_signs):
+def test_kernels_have_the_traces_of_the_mean_loss_and_activations_that_of_images(
+    images_at_once, model, exact, all_signs
+):
     for index, (name, size) in enumerate((("one", 4), ("two", 6))):
         probes = all_signs(size)
         found = traces(model, LABELS, [name], [], probes=probes, images_at_once=images_at_once)
         assert found.kernels[name] == pytest.approx(exact[index], **OF_DIFFERENCES)
-
-
-def test_activations_have_the_mean_trace_of_the_losses_of_images(model, exact, all_signs):
     found = traces(model, LABELS, [], ["two"], probes=all_signs(len(IMAGES) * 2))
     # Moving all images at once moves the mean loss by the mean of what each is moved by.
     assert found.inputs["two"] == pytest.approx(exact[2], **OF_DIFFERENCES)
@@ -205,22 +180,19 @@ def test_without_labels_the_trace_of_a_softmax_is_that_of_the_divergence(all_sig
     assert found.kernels["one"] == pytest.approx(expected, rel=1e-12)
 
 
-def table_of(model, dataset, **settings):
-    """The costs of 2, 4 and 8 bits."""
-    choices = ModelChoices(model, BitPolicy(), (2, 4, 8), (2, 4, 8))
-    fewest = choices.policy_at(2, 2)
-    return hessian_costs(model, dataset, choices, fewest, num_images=64, **settings)
-
-
 @pytest.mark.thorough
 def test_costs_fall_with_bits_follow_the_seed_and_are_a_table_of_allocate():
     model = residual()
-    table = table_of(model, images_for(model))
-    assert table == table_of(model, images_for(model))
+    choices = ModelChoices(model, BitPolicy(), BITS, BITS)
+    table, again = (
+        hessian_costs(model, images_for(model), choices, choices.policy_at(2, 2), num_images=64)
+        for _ in range(2)
+    )
+    assert table == again
     for costs in table.values():
         bits = sorted(costs)
         assert costs[bits[0]] >= costs[bits[-1]] >= 0.0
     assert table["two"][2, 2] > 100 * table["two"][8, 8] > 0.0
-    bits = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
+    bits = {"weight_bits": BITS, "activation_bits": BITS}
     found = sat_tf.allocate(model, cost=table, budget={"average_bits": "60%"}, **bits)
     assert found.proof.gap == 0.0

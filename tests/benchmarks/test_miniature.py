@@ -39,31 +39,26 @@ ABOVE = dataclasses.replace(BETTER, low=0.0)
         (ALIKE, {"a": {0: 55.0, 1: 45.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
         (ABOVE, {"a": {0: 50.1}, "b": {0: 50.0}}, Verdict.SHOWS),
         (ABOVE, {"a": {0: 50.0}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
+        # No seed has all rows.
+        (BETTER, {}, Verdict.NOT_RUN),
+        (BETTER, {"a": {0: 52.0}}, Verdict.NOT_RUN),
+        (BETTER, {"a": {0: 52.0}, "b": {}}, Verdict.NOT_RUN),
+        (BETTER, {"a": {0: 52.0}, "b": {1: 50.0}}, Verdict.NOT_RUN),
     ],
 )
 def test_what_is_better_is_so_on_average_and_what_is_alike_is_so_for_every_seed(
     claim, top1, verdict
 ):
-    assert judge(claim, top1).verdict is verdict
+    judged = judge(claim, top1)
+    assert judged.verdict is verdict
+    assert (judged.measured == "") == (verdict is Verdict.NOT_RUN)
 
 
-@pytest.mark.parametrize(
-    "top1", [{}, {"a": {0: 52.0}}, {"a": {0: 52.0}, "b": {}}, {"a": {0: 52.0}, "b": {1: 50.0}}]
-)
-def test_a_claim_is_not_run_where_no_seed_has_all_its_rows(top1):
-    judged = judge(BETTER, top1)
-    assert judged.verdict is Verdict.NOT_RUN
-    assert judged.measured == ""
-
-
-def test_seeds_are_compared_with_themselves():
+def test_seeds_are_compared_with_themselves_and_a_difference_can_be_one_of_differences():
     judged = judge(BETTER, {"a": {0: 60.0, 1: 70.0, 2: 99.0}, "b": {0: 50.0, 1: 65.0, 7: 0.0}})
     assert judged.differences == {0: 10.0, 1: 5.0}
     # The deviation of two values is their distance over the square root of 2.
     assert judged.measured == "+7.5 ± 3.5 (2 seeds)"
-
-
-def test_a_difference_can_be_one_of_differences():
     claim = dataclasses.replace(BETTER, plus="a d", minus="b c")
     top1 = {"a": {0: 40.0}, "b": {0: 30.0}, "c": {0: 72.0}, "d": {0: 71.0}}
     assert judge(claim, top1).differences == {0: 9.0}
@@ -80,18 +75,10 @@ def test_outcomes_of_other_data_and_other_settings_do_not_count():
     assert by_row(outcomes, "seed=3") == {"a": {3: 1.0}}
 
 
-def _rows(claim):
-    return {*claim.plus.split(), *claim.minus.split()}
-
-
-def test_every_row_of_a_claim_is_run_and_every_row_has_a_claim():
-    run = {row for group in GROUPS for row in group.rows}
-    assert {row for claim in CLAIMS for row in _rows(claim)} == run
-
-
-def test_the_short_run_measures_all_that_is_checked():
+def test_every_row_of_a_claim_is_run_and_the_short_run_measures_all_that_is_checked():
     checked = [claim for claim in CLAIMS if claim.checked]
-    assert {row for claim in checked for row in _rows(claim)} == set(SHORT)
+    for claims, rows in (CLAIMS, {row for group in GROUPS for row in group.rows}), (checked, SHORT):
+        assert set(" ".join(f"{claim.plus} {claim.minus}" for claim in claims).split()) == set(rows)
     assert {(claim.plus, claim.minus): claim.low for claim in checked} == {
         ("glyphs/float/clamp_constant", "glyphs/float/clamp"): 2.0,
         ("glyphs/2bits/pact_sat_cg", "glyphs/2bits/pact"): 8.0,
@@ -101,10 +88,6 @@ def test_the_short_run_measures_all_that_is_checked():
 
 
 # -- trainings and their page ----------------------------------------------------------------------
-
-# Full: three seeds of 4 float models, of 8 quantized ones and of 4 from the other start; once 6
-# grids, 2 with streams, 9 with the other head and 4 with gradients through the maximum.
-FULL = {3: 16, 1: 21}
 
 
 def test_the_short_run_is_two_float_models_and_the_ablation_at_2_bits():
@@ -116,10 +99,14 @@ def test_the_short_run_is_two_float_models_and_the_ablation_at_2_bits():
     assert [job.config.seed for job in jobs(full=False, seeds=(4, 7))] == [4] * 6 + [7] * 6
 
 
-def test_the_full_run_repeats_what_the_seeds_are_asked_of():
-    planned = jobs(full=True)
+def test_the_full_run_repeats_what_the_seeds_are_asked_of_and_changes_hold_for_all_rows():
+    # Three seeds of 4 float models, of 8 quantized ones and of 4 from the other start; once 6
+    # grids, 2 with streams, 9 with the other head and 4 with gradients through the maximum.
+    changed = "stages.float.steps=7"
+    planned = jobs(full=True, changes=[changed])
+    assert {(job.config.stages.float.steps, job.changes) for job in planned} == {(7, (changed,))}
     count = collections.Counter(job.row for job in planned)
-    assert collections.Counter(count.values()) == FULL
+    assert collections.Counter(count.values()) == {3: 16, 1: 21}
     assert len({job.config.name for job in planned}) == len(planned)
     seeds = {row: [job.config.seed for job in planned if job.row == row] for row in count}
     assert seeds["glyphs/2bits/pact"] == seeds["glyphs_common_start/2bits/pact_from_sat"]
@@ -147,35 +134,26 @@ def test_the_other_head_is_the_same_task_but_for_what_its_name_says():
     assert (through.detach_max, other.policy.detach_max) == (False, True)
 
 
-def test_changes_hold_for_all_rows():
-    for job in jobs(full=True, changes=["stages.float.steps=7"]):
-        assert job.config.stages.float.steps == 7
-        assert job.changes == ("stages.float.steps=7",)
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    runs = FakeRunner()
-    monkeypatch.setattr(runner, "train", runs.train)
-    return runs
-
-
 def _run(folder, planned=None):
     output = io.StringIO()
     same = run(planned or jobs(full=False), folder, Console(file=output, width=200))
     return same, output.getvalue()
 
 
-def test_everything_is_trained_once_recorded_and_shown(fake, tmp_path):
+def test_everything_is_trained_once_recorded_and_shown(monkeypatch, tmp_path):
+    runs = FakeRunner()
+    monkeypatch.setattr(runner, "train", runs.train)
     same, output = _run(tmp_path)
     assert same
-    assert len(fake.configs) == len(SHORT)
+    assert len(runs.configs) == len(SHORT)
     assert [one.row for one in read_outcomes(tmp_path / "results.csv")] == list(SHORT)
     assert "6 of 6: glyphs/2bits/pact_sat_cg, seed 0" in output
     assert "| 2 bits | PACT+SAT+CG | 55.0 |" in (tmp_path / "miniature.md").read_text()
 
 
-def test_a_training_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
+def test_a_training_that_breaks_does_not_stop_the_others_and_a_red_headline_is_reported(
+    monkeypatch, tmp_path
+):
     runs = FakeRunner()
 
     def broken_without_rescale(config, *arguments, **keywords):
@@ -184,17 +162,12 @@ def test_a_training_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
         return runs.train(config, *arguments, **keywords)
 
     monkeypatch.setattr(runner, "train", broken_without_rescale)
-    with pytest.raises(RunError) as error:
+    words = "miniature: 2 problems\n  - glyphs/2bits/pact, seed 0: the loss is not finite\n"
+    with pytest.raises(RunError, match=f"^{words}"):
         _run(tmp_path)
-    lines = str(error.value).splitlines()
-    assert lines[0] == "miniature: 2 problems"
-    assert lines[1] == "  - glyphs/2bits/pact, seed 0: the loss is not finite"
     assert len(read_outcomes(tmp_path / "results.csv")) == 4
-
-
-def test_a_red_headline_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
-    assert not _run(tmp_path)[0]
+    assert not _run(tmp_path / "red")[0]
 
 
 def test_the_page_has_every_seed_and_says_what_does_not_show(tmp_path):
@@ -234,25 +207,16 @@ def test_the_first_and_the_last_kappa_stand_beside_the_accuracy(tmp_path):
 
 
 def test_each_run_has_a_curve_of_its_mean_level_and_each_method_a_name(tmp_path):
-    rows = []
-    for name, row, last in (
-        ("one", "glyphs/2bits/pact", 6.0),
-        ("two", "glyphs/2bits/pact", 5.0),
-        ("three", "glyphs/2bits/pact_cg", 3.0),
-    ):
-        epochs = [
-            EpochMetrics(
-                stage="quantized",
-                epoch=epoch,
-                step=10 * epoch,
-                train_top1=0.5,
-                clipping_level=level,
-            )
-            for epoch, level in ((1, 2.5), (2, last))
-        ]
+    runs = {"one": ("pact", 6.0), "two": ("pact", 5.0), "three": ("pact_cg", 3.0)}
+    rows = [outcome(row=f"glyphs/2bits/{method}", run=name) for name, (method, _) in runs.items()]
+    for name, (_, last) in runs.items():
         (tmp_path / name).mkdir()
-        write_rows(RunFolder(tmp_path / name), epochs)
-        rows.append(outcome(row=row, run=name))
+        same = {"stage": "quantized", "train_top1": 0.5}
+        levels = {1: 2.5, 2: last}.items()
+        write_rows(
+            RunFolder(tmp_path / name),
+            [EpochMetrics(**same, epoch=at, step=10 * at, clipping_level=x) for at, x in levels],
+        )
     found = curves([*rows, outcome(row="glyphs/4bits/pact", run="none")], tmp_path)
     assert [curve.level for curve in found] == [[2.5, 6.0], [2.5, 5.0], [2.5, 3.0]]
     accuracy, level = draw(found).axes

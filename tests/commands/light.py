@@ -1,12 +1,12 @@
 """Commands in a process without TensorFlow, which the tests' own loaded long ago."""
 
-import dataclasses
 import json
 import os
 import pathlib
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tests.campaign.processes import server
 
@@ -14,8 +14,7 @@ _HEAVY = {"tensorflow", "tf_keras", "matplotlib", "sklearn", "pandas"}
 _LOADED = "loaded.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """The words and exit status of a command that ran, and the heavy libraries it loaded."""
 
     status: int
@@ -24,11 +23,10 @@ class Told:
     loaded: frozenset[str]
 
 
-class _Missing:
+class _Missing(NamedTuple):
     """Finds no module of some packages."""
 
-    def __init__(self, packages: Sequence[str]) -> None:
-        self.packages = packages
+    packages: Sequence[str]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.split(".")[0] in self.packages:

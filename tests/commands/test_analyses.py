@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
+import tf_keras as keras
 import yaml
 
-from sat_tf.commands import main
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config import parse_config
 from sat_tf.training.loop import runner
@@ -72,13 +72,6 @@ def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, sat):
     assert max(values.values()) == pytest.approx(max(lost.values()), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["quantized.keras", "float.h5"])
-def test_a_saved_model_is_audited(name, files, sat):
-    said = sat(f"audit {files}/{name}")
-    assert "small: " in said
-    assert "classifier" in said
-
-
 @pytest.mark.thorough
 def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, sat):
     page, table, labels = tmp_path / "audit.html", tmp_path / "audit.csv", tmp_path / "labels.npy"
@@ -94,15 +87,15 @@ def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path,
     assert all(row["gradient_variance"] for row in rows_of(table))
 
 
-def test_strict_fails_where_a_rule_is_broken(tmp_path, sat):
-    model = small_float_model()
-    weights = model.get_weights()
+def test_a_saved_model_is_audited_and_strict_fails_where_a_rule_is_broken(files, tmp_path, sat):
+    for name in ("quantized.keras", "float.h5"):
+        said = sat(f"audit {files}/{name}")
+        assert "small: " in said
+        assert "classifier" in said
+    model = keras.models.clone_model(small_float_model())
     kernel = model.get_layer("classifier").kernel
-    try:
-        kernel.assign(kernel * 100.0)
-        model.save(tmp_path / "broken.keras")
-    finally:
-        model.set_weights(weights)
+    kernel.assign(kernel * 100.0)
+    model.save(tmp_path / "broken.keras")
     sat(f"audit {tmp_path}/broken.keras")
     assert "rule I" in sat(f"audit {tmp_path}/broken.keras --strict", status=1)
 
@@ -116,12 +109,20 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, sat):
     [
         ("--help", "sat-tf paper run "),
         ("list table1/*", "71.1 / 90.0"),
-        ("show glyphs/4bits/pact", "clipping_gradient: pact"),
         ("table table4/*/4bits/pact", "| PACT | 70.3 / 89.2 |"),
     ],
 )
 def test_what_needs_no_training_loads_no_tensorflow(words, text):
     assert text in told_without_tensorflow("paper", *words.split(), status=0, plots=True)
+
+
+@pytest.mark.thorough
+def test_what_is_shown_is_a_whole_configuration():
+    words = "paper show table1/mobilenet_v1/4bits --data digits --set policy.clipping_gradient=pact"
+    config = parse_config(told_without_tensorflow(*words.split(), status=0))
+    assert config.data.name == "digits"
+    assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")
+    assert config.policy.clipping_gradient == "pact"
 
 
 def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, sat):
@@ -136,19 +137,7 @@ def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatc
     # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
     table = sat("paper table glyphs/float/clamp")
     assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in table
-
-
-def test_a_red_headline_of_a_row_is_exit_status_1_though_all_codes_are_equal(
-    tmp_path, monkeypatch, sat
-):
-    monkeypatch.chdir(tmp_path)
+    # A red headline is exit status 1, though all codes are equal.
     monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
     said = sat("paper run glyphs/4bits/pact glyphs/4bits/pact_sat_cg", status=1)
     assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2
-
-
-def test_what_is_shown_is_a_whole_configuration(capsys):
-    assert main.main(["paper", "show", "table1/mobilenet_v1/4bits", "--data", "digits"]) == 0
-    config = parse_config(capsys.readouterr().out)
-    assert config.data.name == "digits"
-    assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")

@@ -53,9 +53,10 @@ def marker(models):
 
 
 @pytest.fixture
-def hostile(models, marker, tmp_path):
-    """A copy of the folder for one test."""
-    return shutil.copytree(models, tmp_path / "models")
+def hostile(models, marker, tmp_path, monkeypatch):
+    """A copy of the folder for one test, which is the working directory."""
+    monkeypatch.chdir(shutil.copytree(models, tmp_path / "models"))
+    return tmp_path / "models"
 
 
 _TRAIN = "train --config config.yaml --out trained --set"
@@ -75,12 +76,9 @@ _FOLDERS = ("explain", "audit", "sensitivity")
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize("model", ["model.keras", "model.h5", "hdf5.keras", "saved_model"])
-def test_every_command_refuses_a_model_that_runs_code(
-    command, model, hostile, marker, monkeypatch, sat
-):
+def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, marker, sat):
     if model == "saved_model" and command not in _FOLDERS:
         pytest.skip("takes files alone")
-    monkeypatch.chdir(hostile)
     before = sorted(hostile.rglob("*"))
     said = sat(_COMMANDS[command].format(model=model), status=2)
     assert said.count("error:") == 1
@@ -92,17 +90,14 @@ def test_every_command_refuses_a_model_that_runs_code(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_every_command_runs_it_where_it_is_told_to(command, hostile, marker, monkeypatch, sat):
-    monkeypatch.chdir(hostile)
+@pytest.mark.usefixtures("hostile")
+def test_every_command_runs_it_where_it_is_told_to(command, marker, sat):
     said = sat(f"{_COMMANDS[command].format(model='model.h5')} --trust_model", status=(0, 1, 2))
     assert "--trust_model" not in said
     assert marker.exists()
 
 
-def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(
-    hostile, marker, monkeypatch, sat
-):
-    monkeypatch.chdir(hostile)
+def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, marker, sat):
     config = parse_config(_CONFIG, ["training.trust_model=true"])
     (hostile / "run" / CONFIG).write_text(config_text(config))
     for command in ("verify", "export", "explain", "audit"):
@@ -149,10 +144,10 @@ def copied(whole, tmp_path, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize("name", _READERS)
-def test_a_damaged_file_is_one_message(name, whole, sat):
-    rng = random.Random(name)
+def test_a_damaged_file_is_one_message(name, sat):
+    rng, content = random.Random(name), pathlib.Path(name).read_bytes()
     for _ in range(9):
-        pathlib.Path(name).write_bytes(damaged((whole / name).read_bytes(), rng))
+        pathlib.Path(name).write_bytes(damaged(content, rng))
         said = sat(_READERS[name], status=(0, 1, 2))  # weights and pixels may be other ones
         assert said.count("error: ") == (sat.status == 2), said
         assert "Traceback" not in said

@@ -32,11 +32,15 @@ def draw(folder, *names):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
 
 
-def test_without_a_name_pixels_are_random_and_can_be_drawn_again():
+def test_without_a_name_pixels_are_random_and_of_an_array_all_are_taken_or_so_many(tmp_path):
     assert len(ImageOptions().load((4, 4, 3), 10).images) == 64
     found = ImageOptions(num_images=3).load((4, 4, 3), 10)
     assert found.labels is None
     assert np.array_equal(found.images, random_images((4, 4, 3), 3, found.source.seed))
+    np.save(tmp_path / "pixels.npy", np.arange(9, dtype=np.uint8).reshape(9, 1))
+    for count, expected in (None, 9), (3, 3):
+        wanted = ImageOptions(images=f"{tmp_path}/pixels.npy", num_images=count)
+        assert len(wanted.load((1,), 2).images) == expected
 
 
 def test_a_folder_tells_its_classes_and_what_it_left_out(tmp_path):
@@ -49,14 +53,11 @@ def test_a_folder_tells_its_classes_and_what_it_left_out(tmp_path):
     assert found.notes[0].startswith("7 of ")
     assert found.notes[0].endswith(" and 2 more")
     assert found.notes[1].startswith("2 classes")
-
-
-def test_of_an_array_all_images_are_taken_or_so_many(tmp_path):
-    path = tmp_path / "pixels.npy"
-    np.save(path, np.arange(9, dtype=np.uint8).reshape(9, 1))
-    assert len(ImageOptions(images=str(path)).load((1,), 2).images) == 9
-    few = ImageOptions(images=str(path), num_images=3).load((1,), 2).images
-    assert few.tolist() == [[0], [4], [8]]
+    # Of a divided folder the held-out pictures are taken.
+    draw(tmp_path / "set", "train/cat/1.png", "train/ox/2.png", "val/cat/3.png", "val/ox/4.png")
+    found = ImageOptions(f"{tmp_path}/set").load((8, 8, 3), 2)
+    assert found.labels.tolist() == [0, 1]
+    assert found.notes[1] == f"{tmp_path}/set is divided: the pictures are those of val"
 
 
 def test_classes_are_numbered_by_the_names_in_the_file(tmp_path):
@@ -70,13 +71,6 @@ def test_classes_are_numbered_by_the_names_in_the_file(tmp_path):
     assert "those of the file are others, such as Hund" in others.notes[0]
     with pytest.raises(RunError, match=r"received the classes dog, expected those of the file"):
         wanted.load(shape, 2, Metadata(labels=("ant", "bee")))
-
-
-def test_of_a_divided_folder_the_held_out_pictures_are_taken(tmp_path):
-    draw(tmp_path, "train/cat/1.png", "train/ox/2.png", "val/cat/3.png", "val/ox/4.png")
-    found = ImageOptions(str(tmp_path)).load((8, 8, 3), 2)
-    assert found.labels.tolist() == [0, 1]
-    assert found.notes[1] == f"{tmp_path} is divided: the pictures are those of val"
 
 
 # -- labels of arrays, which tests/messages/commands.txt reads -------------------------------------
@@ -148,20 +142,23 @@ def test_every_command_finds_the_same_range_or_says_why_not(command, files, monk
     words += " --no-resume" if command == "quantize" else ""
     said = sat(f"{command} rescaled.keras {words}")
     assert "Input range: pixels, which its own layers convert." in said
-    assert "100.0 % with (0, 1)" in sat(f"{command} float.keras {words}", status=2)
+    assert "received a model that is fed" not in said
+    said = sat(f"{command} float.keras {words}", status=2)
+    assert "% with (0, 255), 100.0 % with (0, 1)" in said
     said = sat(f"{command} float.keras {words} --input_range 0,255", status=(0, 2))
     assert "Note: float.keras: received a model that is fed input_range=(0, 255)" in said
+    right = ["float.keras --input_range 0,1"] if command in ("sensitivity", "audit") else []
+    for model in [*right, "quantized.keras"] if command == "audit" else right:
+        assert "received a model that is fed" not in sat(f"{command} {words} {model}")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", QUANTIZING)
 def test_every_command_takes_real_values(command, files, monkeypatch, sat):
     monkeypatch.chdir(files)
-    signal = keras.Input((32, 2), name="signal")
-    x = L.Conv1D(4, 3, activation="relu")(signal)
-    x = L.Conv1D(4, 3, activation="relu")(x)
-    model = keras.Model(signal, L.Dense(3)(L.GlobalAveragePooling1D()(x)))
-    model.save("signal.keras")
+    convs = [L.Conv1D(4, 3, activation="relu") for _ in range(2)]
+    signal, ends = keras.Input((32, 2), name="signal"), [L.GlobalAveragePooling1D(), L.Dense(3)]
+    keras.Sequential([signal, *convs, *ends]).save("signal.keras")
     draw = np.random.default_rng(0)
     np.save("signals.npy", draw.normal(size=(64, 32, 2)).astype(np.float32))
     words = f"{command} signal.keras {QUANTIZING[command]}".replace("out out", "out of_signals")
@@ -173,19 +170,6 @@ def test_every_command_takes_real_values(command, files, monkeypatch, sat):
         np.save("codes.npy", draw.integers(-128, 128, (64, 32, 2)).astype(np.int8))
         said = sat(f"{words} --images codes.npy", status=2)
         assert "received int8, expected real values" in said
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("command", ["sensitivity", "audit"])
-def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, sat):
-    monkeypatch.chdir(files)
-    asked = f"{command} --images photos"
-    assert "% with (0, 255), 100.0 % with (0, 1)" in sat(f"{asked} float.keras", status=2)
-    said = sat(f"{asked} float.keras --input_range 0,255")
-    assert "Note: float.keras: received a model that is fed" in said
-    right = ["float.keras --input_range 0,1", "rescaled.keras"]
-    for words in [*right, "quantized.keras"] if command == "audit" else right:
-        assert "received a model that is fed" not in sat(f"{asked} {words}")
 
 
 def test_a_plan_has_the_range_of_the_option(files, sat):
@@ -217,8 +201,7 @@ def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(
 
 @pytest.mark.thorough
 def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_path, sat):
-    path, images = tmp_path / "model.tflite", f"--images {files}/photos"
-    sat(f"export {files}/quantized.keras --out {path}")
-    float_model = f"--float_model {files}/float.keras"
-    sat(f"verify {files}/quantized.keras {path} {images} {float_model}")
-    assert "top-1 100.00 %" in sat(f"evaluate {path} {images}")
+    path, model, images = tmp_path / "m.tflite", f"{files}/quantized.keras", f"{files}/photos"
+    sat(f"export {model} --out {path}")
+    sat(f"verify {model} {path} --images {images} --float_model {files}/float.keras")
+    assert "top-1 100.00 %" in sat(f"evaluate {path} --images {images}")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -45,21 +46,6 @@ stages:
 calibration: {num_images: 64}
 export: {verify_images: 20}
 """
-
-
-def raising(error):
-    def command():
-        raise error
-
-    return command
-
-
-@pytest.mark.parametrize(
-    "error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")]
-)
-def test_too_little_memory_is_one_message(error, capsys):
-    assert main.report_errors(raising(error)) == 2
-    assert " ".join(capsys.readouterr().err.split()).startswith("error: out of memory; use")
 
 
 def test_a_corrupt_picture_is_named_once_by_a_command():
@@ -115,34 +101,16 @@ def tiny_run(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.fixture
-def pixels(tmp_path):
-    """A file of three grey pictures."""
-    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
-    return tmp_path / "pixels.npy"
-
-
 def read_json(path):
     return json.loads(path.read_text())
 
 
-@pytest.mark.thorough
-def test_a_run_leaves_every_file_and_no_other(tiny_run):
-    # Some are there while it trains only; others are of what this run does not do.
-    passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS, output_folder.RECONSTRUCTION}
-    expected = set(run_folder.FILES) - passing
-    assert {path.name for path in tiny_run.iterdir()} == {*expected, ".lock"}
-
-
-def test_a_finished_run_is_not_run_again(tiny_run, sat):
+def test_a_finished_run_is_not_run_again_and_a_red_headline_is_status_1(tiny_run, tmp_path, sat):
     before = {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()}
     said = sat(f"train --config {tiny_run.parent}/tiny.yaml --out {tiny_run}")
     assert "This run is finished" in said
     assert " codes differ" in said
     assert {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()} == before
-
-
-def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp_path, sat):
     # The answers of the file part from the trained model's, and all of its codes are right.
     run = shutil.copytree(tiny_run, tmp_path / "run")
     values = read_json(run / "certificate.json")
@@ -153,7 +121,14 @@ def test_commands_end_with_1_and_say_why_where_the_headline_is_red(tiny_run, tmp
     assert "its answers part from the trained model" in said.rpartition(": red: 0 of")[2]
 
 
-def test_a_run_records_its_configuration_and_every_epoch(tiny_run):
+def test_a_run_records_its_configuration_every_epoch_and_results_of_which_no_code_differs(tiny_run):
+    # Some files are there while it trains only; others are of what this run does not do.
+    passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS, output_folder.RECONSTRUCTION}
+    expected = {*run_folder.FILES, ".lock"} - passing
+    assert {path.name for path in tiny_run.iterdir()} == expected
+    demo = train.load_config()  # without a configuration and a folder
+    assert demo.name == "digits_mobilenet_v2_w4a4"
+    assert train.choose_folder(demo, None).path == pathlib.Path("runs") / demo.name
     assert read_config(tiny_run / "config.yaml") == read_config(tiny_run.parent / "tiny.yaml")
     assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
     with (tiny_run / "metrics.csv").open() as file:
@@ -161,13 +136,10 @@ def test_a_run_records_its_configuration_and_every_epoch(tiny_run):
     epochs = [f"{row['stage']} {row['epoch']}" for row in rows]
     assert epochs == ["float 1", "float 2", "quantized 0", "quantized 1"]
     assert all(0 <= float(row["held_out_top1"]) <= 1 for row in rows)
-    top1 = read_json(tiny_run / "results.json")["float_top1"]
-    assert top1 == pytest.approx(float(rows[1]["held_out_top1"]), abs=1e-5)
-
-
-def test_the_results_agree_with_the_certificate_and_no_code_differs(tiny_run):
     results = read_json(tiny_run / "results.json")
     certificate = read_json(tiny_run / "certificate.json")
+    top1 = float(rows[1]["held_out_top1"])
+    assert results["float_top1"] == pytest.approx(top1, abs=1e-5)
     assert results["codes_differing"] == certificate["codes_differing"] == 0
     assert results["codes_compared"] == certificate["codes_compared"] > 0
     assert certificate["num_images"] == results["verified_images"] == 20
@@ -175,9 +147,7 @@ def test_the_results_agree_with_the_certificate_and_no_code_differs(tiny_run):
     assert results["tflite_images"] == results["held_out_images"] > 20
     assert 20 * results["tflite_top1"] != round(20 * results["tflite_top1"])
     assert results["file_bytes"] == (tiny_run / "model.tflite").stat().st_size
-
-
-def test_both_models_load_with_nothing_but_the_package(tiny_run):
+    # Both models load with nothing but the package.
     for name, bits in (("float", None), ("quantized", 4)):
         model = keras.models.load_model(tiny_run / f"{name}.keras")
         layer = model.get_layer("quant_pointwise")
@@ -251,16 +221,14 @@ def test_verify_proves_the_file_of_a_folder_again(tiny_run, tmp_path, sat):
 
 
 @pytest.mark.thorough
-def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
-    tiny_run, pixels, tmp_path, sat
-):
+def test_a_run_and_its_verification_compare_the_file_with_the_float_model(tiny_run, tmp_path, sat):
     first = read_json(tiny_run / "certificate.json")
     (note,) = first["float_notes"]
     assert f"the float model {100 * first['top1']['float']:.2f} %" in note["words"]
     for page in ("certificate.html", "report.html"):
         assert note["words"] in (tiny_run / page).read_text()
     # The quantized model in the place of the float one: nothing parts.
-    asked = f"verify {tiny_run}/model.tflite --images {pixels} --out {tmp_path}/proof --float_model"
+    asked = f"verify {tiny_run}/model.tflite --num_images 3 --out {tmp_path}/proof --float_model"
     sat(f"{asked} {tiny_run}/quantized.keras")
     (note,) = read_json(tmp_path / "proof" / "certificate.json")["float_notes"]
     assert note["kind"] == "good"
@@ -268,7 +236,7 @@ def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
 
 
 @pytest.mark.essential
-def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, pixels, tmp_path, sat):
+def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, sat):
     simulate = comparison.simulate
 
     def wrong(graph, batch, given):
@@ -278,7 +246,7 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, pixels,
         return tensors
 
     monkeypatch.setattr(comparison, "simulate", wrong)
-    said = sat(f"verify {tiny_run} --images {pixels} --out {tmp_path}/proof", status=1)
+    said = sat(f"verify {tiny_run} --num_images 3 --out {tmp_path}/proof", status=1)
     compared = read_json(tmp_path / "proof" / "certificate.json")["codes_compared"]
     assert f"2 of {compared:,} codes differ" in said
     assert " stem_relu 2 " in said
@@ -312,21 +280,6 @@ def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(tmp_path, 
     }
 
 
-@pytest.fixture
-def kept_handlers():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def test_no_word_of_a_command_forges_a_line(capsys):
-    assert main.main(["explain", "a\nerror: forged"]) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines() == [said.rstrip("\n")]
-    assert r"received a\nerror: forged, expected words without line breaks" in said
-
-
 ENDINGS = pytest.mark.parametrize(
     ("number", "status", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
@@ -358,33 +311,13 @@ def test_a_signal_ends_a_command_with_a_line_and_a_status(
     assert capsys.readouterr().err == f"{word}; the files written so far are whole\n"
 
 
-def test_the_package_runs_as_a_module():
-    words = [sys.executable, "-m", "sat_tf", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("sat-tf 0.")
-
-
-def test_an_error_of_the_program_itself_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError):
-        main.report_errors(raising(ZeroDivisionError))
-
-
-def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
-    config = train.load_config()
-    assert config.name == "digits_mobilenet_v2_w4a4"
-    assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
-
-
-@pytest.fixture(scope="module")
-def digits(tiny_run):
-    """Held-out digits with their labels, in files, as options."""
+def test_a_file_is_verified_alone_with_its_model_and_against_its_certificate(
+    tiny_run, tmp_path, sat
+):
     images, labels = source("digits", image_size=8).held_out_sample(256)
-    np.save(tiny_run.parent / "images.npy", images)
-    np.save(tiny_run.parent / "labels.npy", labels)
-    return f"--images {tiny_run.parent}/images.npy --labels {tiny_run.parent}/labels.npy"
-
-
-def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, digits, tmp_path, sat):
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "labels.npy", labels)
+    digits = f"--images {tmp_path}/images.npy --labels {tmp_path}/labels.npy"
     verify, out = f"verify {tiny_run}/model.tflite", tmp_path / "proof"
     said = sat(f"{verify} {digits} --out {out}")
     assert "xnnpack" in said
@@ -395,6 +328,11 @@ def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, dig
     assert "received none, expected the 256" in sat(f"{verify} {certificate}", status=2)
     said = sat(f"{verify} {digits} --num_images 9 {certificate}", status=2)
     assert "9 images with the hash" in said
+    pair = f"{tiny_run}/quantized.keras {tiny_run}/model.tflite"
+    sat(f"verify {pair} {digits} --num_images 8 --out {tmp_path}")
+    found = read_json(tmp_path / "certificate.json")
+    assert (found["reference"], found["num_images"]) == ("keras", 8)
+    assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
 
 
 def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, sat):
@@ -407,44 +345,42 @@ def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, sat):
     assert "does not hold" in sat(f"{verify} --certificate {certificate}", status=1)
 
 
-def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, tmp_path, sat):
-    pair = f"{tiny_run}/quantized.keras {tiny_run}/model.tflite"
-    sat(f"verify {pair} {digits} --num_images 8 --out {tmp_path}")
-    found = read_json(tmp_path / "certificate.json")
-    assert (found["reference"], found["num_images"]) == ("keras", 8)
-    assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
-
-
-@pytest.mark.parametrize("columns", ["1", "2", "-5"])
-def test_help_fits_into_a_terminal_without_a_width(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", columns)
-    with pytest.raises(SystemExit):
-        main.main(["verify", "--help"])
-    assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
+def test_help_fits_into_a_terminal_without_a_width_and_no_word_forges_a_line(monkeypatch, capsys):
+    for columns in ("1", "2", "-5"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main.main(["verify", "--help"])
+        assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
+    assert main.main(["explain", "a\nerror: forged"]) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines() == [said.rstrip("\n")]
+    assert r"received a\nerror: forged, expected words without line breaks" in said
 
 
 NO_ROOM = errno.ENOSPC, "No space left on device"
+REFUSED = "cannot be read or written"
+TEMPORARY = f"error: a file, perhaps a temporary one in {tempfile.gettempdir()}: "
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
+        (MemoryError(), "error: out of memory; use"),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM"), "error: out of memory; use"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x.zip"), f"x.zip: {REFUSED}"),
+        (FileNotFoundError(errno.ENOENT, "No usable"), TEMPORARY),
         (
-            OSError(errno.ENAMETOOLONG, "File name too long", "x.zip"),
-            "x.zip: cannot be read or written",
+            OSError(*NO_ROOM, "run/a.csv"),
+            f"error: run/a.csv: {REFUSED} ({NO_ROOM[1]}), expected a disk with room",
         ),
-        (FileNotFoundError(errno.ENOENT, "No usable"), "a file, perhaps a temporary one in"),
-        (
-            OSError(*NO_ROOM, "run/metrics.csv"),
-            "error: run/metrics.csv: cannot be read or written (No space left on device), expected "
-            "a disk with room",
-        ),
-        (OSError(*NO_ROOM), f"error: a file, perhaps a temporary one in {tempfile.gettempdir()}: "),
+        (OSError(*NO_ROOM), TEMPORARY),
     ],
 )
-def test_what_the_system_refuses_has_its_own_fix(error, said, capsys):
-    assert main.report_errors(raising(error)) == 2
+def test_what_the_system_refuses_is_one_message_with_its_own_fix(error, said, capsys):
+    assert main.report_errors(mock.Mock(side_effect=error)) == 2
     assert said in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):  # an error of the program itself keeps its traceback
+        main.report_errors(mock.Mock(side_effect=ZeroDivisionError))
 
 
 def test_temporary_files_of_others_go_with_the_command(tmp_path, monkeypatch):

@@ -24,30 +24,26 @@ from tests.training.small import write_pictures
 # -- what is verified ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def named_files(tmp_path, monkeypatch):
+def test_arguments_name_a_file_and_its_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("model.tflite", "model.keras", "run/quantized.keras", "run/model.tflite"):
-        pathlib.Path(name).parent.mkdir(exist_ok=True)
+    pathlib.Path("run").mkdir()
+    for name in (
+        "m.tflite",
+        "m.keras",
+        "run/quantized.keras",
+        "run/model.tflite",
+        "run/config.yaml",
+    ):
         pathlib.Path(name).touch()
-    pathlib.Path("run/config.yaml").touch()
-
-
-@pytest.mark.usefixtures("named_files")
-@pytest.mark.parametrize(
-    ("words", "tflite", "model"),
-    [
-        (["model.tflite"], "model.tflite", None),
-        (["model.keras", "model.tflite"], "model.tflite", "model.keras"),
-        (["run"], "run/model.tflite", "run/quantized.keras"),
-        (["run", "model.tflite"], "model.tflite", "run/quantized.keras"),
-    ],
-)
-def test_arguments_name_a_file_and_its_model(words, tflite, model):
-    expected = pathlib.Path(tflite), pathlib.Path(model) if model else None
-    *files, folder = choose_files(*words)
-    assert tuple(files) == expected
-    assert (folder is not None) == (words[0] == "run")
+    for words, tflite, model in (
+        (["m.tflite"], "m.tflite", None),
+        (["m.keras", "m.tflite"], "m.tflite", pathlib.Path("m.keras")),
+        (["run"], "run/model.tflite", pathlib.Path("run/quantized.keras")),
+        (["run", "m.tflite"], "m.tflite", pathlib.Path("run/quantized.keras")),
+    ):
+        *files, folder = choose_files(*words)
+        assert files == [pathlib.Path(tflite), model]
+        assert (folder is not None) == (words[0] == "run")
 
 
 # -- --target, from the plan over the file to what is checked of it --------------------------------
@@ -66,6 +62,10 @@ def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, sat):
     certificate = read_certificate(path.with_name("certificate.json"))
     assert certificate.cpu_fallback == {"int8": []}
     assert certificate.target == "ethos-u55"
+    # A run has its target in the policy.
+    for given, target, packing in ([], "litert", "auto"), (["policy.target=int8"], "int8", "none"):
+        config = load_config(None, given)
+        assert (config.policy.processor.name, config.packing) == (target, packing)
 
 
 def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, sat):
@@ -81,13 +81,6 @@ def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, sa
     notes = [note.words for note in certificate.statements]
     assert f"Arm Ethos-U55 leaves {of} operators to the CPU." in notes
     assert left in notes
-
-
-@pytest.mark.parametrize(("given", "expected"), [([], "litert"), (["int8"], "int8")])
-def test_a_run_has_its_target_in_the_policy(given, expected):
-    config = load_config(None, [f"policy.target={name}" for name in given])
-    assert config.policy.processor.name == expected
-    assert config.packing == ("none" if given else "auto")
 
 
 # -- kits and their certificates -------------------------------------------------------------------
@@ -146,19 +139,14 @@ def test_certificates_are_checked_on_the_files_that_they_were_made_with(folder, 
 # -- where nothing but what the documentation says is installed ------------------------------------
 
 
-def _run(interpreter, folder, *words):
-    settings = {"env": {"COLUMNS": "200"}, "capture_output": True, "text": True}
-    return subprocess.run([interpreter, "-P", *words], cwd=folder, check=False, **settings)
-
-
 @pytest.mark.thorough
 def test_a_file_is_verified_with_what_the_documentation_installs(python, tmp_path):  # noqa: F811
     sat_tf.export_tflite(zoo.quantized("bottleneck"), tmp_path / "model.tflite")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
     write_pictures(tmp_path / "photos", pixels)
-    words = ["-m", "sat_tf", "verify", "model.tflite", "--images", "photos"]
-    done = _run(python, tmp_path, *words, "--out", "proof")
-    assert done.returncode == 0, done.stderr
+    words = [python, "-P", "-m", "sat_tf", "verify", "model.tflite", "--images", "photos"]
+    settings = {"cwd": tmp_path, "env": {"COLUMNS": "200"}, "check": True}
+    subprocess.run([*words, "--out", "proof"], **settings)
     certificate = read_certificate(tmp_path / "proof" / "certificate.json")
     assert certificate.is_exact
     assert certificate.codes_compared > 0
@@ -166,8 +154,7 @@ def test_a_file_is_verified_with_what_the_documentation_installs(python, tmp_pat
     marks = json.loads((tmp_path / "proof" / "overlay.json").read_text(encoding="utf-8"))["results"]
     assert marks.keys() == {tensor.name for tensor in certificate.runtimes["xnnpack"].tensors}
     assert all(" codes differ; " in mark["value"] for mark in marks.values())
-    done = _run(python, tmp_path, *words, "--certificate", "proof/certificate.json")
-    assert done.returncode == 0, done.stderr
+    subprocess.run([*words, "--certificate", "proof/certificate.json"], **settings)
 
 
 def test_they_are_requirements_of_the_package():

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from unittest import mock
 
 import pytest
 import rich.console
@@ -14,28 +15,13 @@ from sat_tf.commands import main, options
 from sat_tf.commands.main import COMMANDS
 from sat_tf.commands.parser import SHELLS
 from sat_tf.commands.train import unless_stopped
+from sat_tf.exact.targets.processors import PROCESSORS
 from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
 from sat_tf.output_folder import OutputFolder, run_name
 from tests.commands.light import run_alone, told_without_tensorflow
 
 # -- commands and options that are not there, and packages that are missing ------------------------
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_typo_prints_the_usage_of_its_command(command):
-    said = told_without_tensorflow(command, "--hlep", status=2)
-    assert said.startswith(f"usage: sat-tf {command} ")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("word", ["--help", "--lr"])
-def test_without_pydantic_a_command_says_what_to_install(command, word):
-    told = run_alone(command, word, without=["pydantic"])
-    said = " ".join(told.err.split())
-    assert said.startswith("error: pydantic is not installed in this Python")
-    assert "pip install sat-tf" in said
-    assert (told.status, told.out, "Traceback" in told.err) == (2, "", False)
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +49,18 @@ REACHING = {
     "allocate": "model.keras --images photos --budget bytes=3",
     "paper": "run table4/mobilenet_v1/4bits/pact --data glyphs",
 }
+MISSING = [("tensorflow", *reaching) for reaching in REACHING.items()]
+MISSING += [("pydantic", command, word) for command in COMMANDS for word in ("--help", "--lr")]
 
 
-@pytest.mark.parametrize("command", REACHING)
-def test_without_tensorflow_a_command_says_what_to_install(command, there):
-    told = run_alone(command, *REACHING[command].split(), cwd=there, without=["tensorflow"])
+@pytest.mark.parametrize(("missing", "command", "words"), MISSING)
+def test_without_a_package_a_command_says_what_to_install(missing, command, words, there):
+    told = run_alone(command, *words.split(), cwd=there, without=[missing])
     said = " ".join(told.err.split())
-    assert "error: tensorflow is not installed in this Python" in said
+    assert f"error: {missing} is not installed in this Python" in said
+    assert "pip install sat-tf" in said
     assert (told.status, "Traceback" in told.err) == (2, False)
+    assert missing != "pydantic" or (told.out == "" and said.startswith("error: "))
 
 
 @pytest.mark.parametrize("missing", ["keras", "keras pydantic", "wrapt"])
@@ -97,15 +87,12 @@ def test_a_folder_is_created_with_its_parents_which_are_removed_where_it_stays_e
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_folders_have_names_of_plain_letters():
+def test_folders_have_names_of_plain_letters_and_are_refused_where_they_cannot_be_written(
+    tmp_path, monkeypatch
+):
     assert run_name("my photos!", "folder") == "my_photos_"
     assert run_name("...", "folder") == "folder"
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    def refused(**_):
-        raise PermissionError(13, "Permission denied")
-
+    refused = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(RunError, match="Permission denied; expected a folder that can be created"):
         OutputFolder(tmp_path).opened().__enter__()
@@ -114,48 +101,34 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "words", "said"),
     [
-        ("", "", "Stopped as asked; no run had begun."),
-        ("config.yaml", "epoch 3 is saved", "{}: epoch 3 is saved."),
-        ("config.yaml", "", "and the same command resumes: what was under way begins again."),
-        (
-            "config.yaml reconstruction.npz",
-            "",
-            "begins again, but for the finished blocks of the reconstruction.",
-        ),
+        ("", [], "Stopped as asked; no run had begun."),
+        ("config.yaml", ["epoch 3 is saved"], "{}: epoch 3 is saved."),
+        ("config.yaml", [], "and the same command resumes: what was under way begins again."),
+        ("config.yaml reconstruction.npz", [], "again, but for the finished blocks of the recons"),
     ],
 )
 def test_ctrl_c_fails_and_says_what_is_saved_and_what_begins_again(
     files, words, said, tmp_path, capsys
 ):
-    def stopped():
-        raise KeyboardInterrupt(*[words] if words else [])
-
     for name in files.split():
         (tmp_path / name).write_text("name: run")
-    console = rich.console.Console()
+    stopped, console = mock.Mock(side_effect=KeyboardInterrupt(*words)), rich.console.Console()
     assert main.report_errors(lambda: unless_stopped(stopped, tmp_path, console)) == 130
     assert said.format(tmp_path) in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_storages_that_can_be_asked_for_are_those_of_files():
-    assert tuple(packing.PACKINGS) == options.PACKS
-
-
-LONG = "a name of many letters " * 12
 
 
 def test_rows_stay_on_one_line_in_a_pipe_also_where_the_shell_exports_its_width(
     capsys, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    table = Table("name", "kind")
-    table.add_row(LONG.strip(), "Conv2D")
+    table, name = Table("name", "kind"), "a name of many letters" * 12
+    table.add_row(name, "Conv2D")
     parser = argparse.ArgumentParser()
     parser.set_defaults(command=lambda _, console: console.print(table))
     monkeypatch.setattr(main, "command_parser", lambda name: parser)
     assert main.main(["explain"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "letters" in line)
-    assert LONG.strip() in row
+    assert name in row
     assert "Conv2D" in row
 
 
@@ -170,11 +143,8 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    path = tmp_path_factory.mktemp("shell") / "sat-tf.bash"
-    text = told_without_tensorflow("--completion", "bash", status=0)
-    path.write_text(text, encoding="utf-8")
-    return path
+def script():
+    return told_without_tensorflow("--completion", "bash", status=0)
 
 
 @pytest.fixture
@@ -184,7 +154,7 @@ def completed(script, tmp_path):
     def complete(*words):
         # Bash takes the sign of --option=value for a word.
         asked = " ".join(f"'{word}'" for word in ("sat-tf", *words))
-        lines = f"""source {script}
+        lines = f"""{script}
             COMP_WORDS=({asked}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
             _sat_tf; printf '%s\\n' "${{COMPREPLY[@]}}"; complete -p sat-tf"""
         settings = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True}
@@ -197,38 +167,32 @@ def completed(script, tmp_path):
     return complete
 
 
-def test_the_first_word_is_a_command(completed):
-    assert completed("qu") == ["quantize"]
-    assert set(main.COMMANDS) <= set(completed(""))
-    assert completed("--comp") == ["--completion"]
-    assert completed("--completion", "") == list(SHELLS)
-
-
-@pytest.mark.parametrize("command", main.COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_all_options_of_a_command_are_completed(command, completed):
-    options = set(main.command_parser(command).options)
-    assert options <= set(completed(command, "--"))
-
-
-def test_options_are_completed_anywhere(completed):
-    assert completed("quantize", "model.keras", "--im") == ["--images"]
-    assert completed("paper", "--m") == completed("paper", "run", "--m")
-    assert completed("paper", "sh") == ["show"]
+    assert set(main.command_parser(command).options) <= set(completed(command, "--"))
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["quantize", "--unsupported", ""], ["error", "float"]),
-        (["quantize", "--target", "ethos-u8"], ["ethos-u85"]),
-        (["quantize", "--target", "="], "litert"),
-        (["quantize", "--output_type", "=", "in"], ["int8"]),
-        (["sensitivity", "--metric", ""], ["top1", "distance", "divergence"]),
+        ("", [*COMMANDS, "-h", "--help", "--version", "--completion"]),
+        ("qu", ["quantize"]),
+        ("--comp", ["--completion"]),
+        ("--completion ", [*SHELLS]),
+        ("quantize model.keras --im", ["--images"]),
+        ("paper sh", ["show"]),
+        ("paper --seed", ["--seeds"]),
+        ("paper run --seed", ["--seeds"]),
+        ("quantize --unsupported ", ["error", "float"]),
+        ("quantize --target ethos-u8", ["ethos-u85"]),
+        ("quantize --target = ", [*PROCESSORS]),
+        ("quantize --output_type = in", ["int8"]),
+        ("sensitivity --metric ", ["top1", "distance", "divergence"]),
+        ("export --pack ", [*packing.PACKINGS]),
     ],
 )
-def test_values_of_options_are_completed(words, expected, completed):
-    found = completed(*words)
-    assert expected in found if isinstance(expected, str) else found == expected
+def test_words_are_completed(words, expected, completed):
+    assert completed(*words.split(" ")) == expected
 
 
 @pytest.mark.parametrize("words", [["quantize"], ["quantize", "m.keras", "--images"], ["evaluate"]])
@@ -242,7 +206,7 @@ def test_names_of_files_are_completed(words, completed, tmp_path):
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_have_scripts_of_the_same_words(shell, tmp_path):
     text = told_without_tensorflow("--completion", shell, status=0)
-    for name in main.COMMANDS:
+    for name in COMMANDS:
         for option in main.command_parser(name).options:
             assert option in text or f"-l {option[2:]}" in text
     if shutil.which(shell):

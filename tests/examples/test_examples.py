@@ -20,8 +20,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 def run(*words, folder, example="train_imagenet", timeout=300):
     words = [sys.executable, str(EXAMPLES / f"{example}.py"), *words]
-    settings = {"capture_output": True, "text": True, "check": False, "timeout": timeout}
-    return subprocess.run(words, cwd=folder, **settings)
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.mark.essential
@@ -81,24 +80,17 @@ def _outputs(notebook):
     return [output for cell in notebook.cells for output in cell.get("outputs", ())]
 
 
-def _text(notebook):
-    return "".join(map(str, _outputs(notebook)))
-
-
 @pytest.fixture(scope="module")
 def committed():
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def test_every_cell_has_been_run_in_order(committed):
+def test_every_cell_has_been_run_in_order_and_outputs_are_short_and_tell_of_no_machine(committed):
     counts = [cell.execution_count for cell in committed.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
-    assert "0 of " in _text(committed)
-
-
-def test_the_outputs_are_short_and_tell_of_no_machine(committed):
+    assert "0 of " in str(_outputs(committed))
     assert NOTEBOOK.stat().st_size < 64 * 1024
-    assert not PATHS.search(_text(committed))
+    assert not PATHS.search(str(_outputs(committed)))
     assert {output.output_type for output in _outputs(committed)} == {"execute_result"}
 
 
@@ -110,7 +102,7 @@ def test_it_runs_from_top_to_bottom(committed, tmp_path):
             cell.outputs, cell.execution_count = [], None
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(run, timeout=600, kernel_name="python3", resources=resources).execute()
-    assert re.search(r"<Certificate: 0 of [\d,]+ codes differ", _text(run))
+    assert re.search(r"<Certificate: 0 of [\d,]+ codes differ", str(_outputs(run)))
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"digits.tflite", "digits.json", "digits.html"}
 

@@ -1,11 +1,12 @@
 """The example that runs a file: pixels and classes are those of `sat-tf evaluate`."""
 
-import importlib.util
 import itertools
 import json
 import pathlib
+import runpy
 import subprocess
 import sys
+import types
 
 import numpy as np
 import PIL
@@ -29,10 +30,7 @@ SIZES = [(60, 80), (90, 47), (33, 200), (500, 375), (8, 8), (31, 32)]
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("run_tflite", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +94,13 @@ def test_a_report_has_the_accuracy_that_evaluate_and_a_phone_have(example, tmp_p
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(crop).save(path, quality=int(draws.integers(60, 95)))
     keras.utils.set_random_seed(0)
-    image = keras.Input((32, 32, 3))
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1.0)(image)
-    x = keras.layers.Conv2D(8, 3, strides=2, activation="relu")(x)
-    x = keras.layers.Flatten()(x)
-    keras.Model(image, keras.layers.Dense(2)(x)).save(tmp_path / "float.keras")
+    layers = keras.layers
+    start = keras.Input((32, 32, 3)), layers.Rescaling(1 / 127.5, offset=-1.0)
+    conv = layers.Conv2D(8, 3, strides=2, activation="relu")
+    model = keras.Sequential([*start, conv, layers.Flatten(), layers.Dense(2)])
+    model.save(tmp_path / "float.keras")
     out, photos = tmp_path / "out", str(tmp_path / "photos")
-    words = ["quantize", str(tmp_path / "float.keras"), "--images", photos, "--out", str(out)]
-    main(words)
+    main(["quantize", str(tmp_path / "float.keras"), "--images", photos, "--out", str(out)])
     results = json.loads((out / "results.json").read_text())
     assert results["held_out_images"] == results["tflite_images"] == 40
     right = f"{100 * results['tflite_top1']:.2f} %"
@@ -123,11 +120,9 @@ def test_a_report_has_the_accuracy_that_evaluate_and_a_phone_have(example, tmp_p
 def test_what_it_cannot_run_is_said_in_a_line(example, tmp_path):
     (tmp_path / "text.tflite").write_text("text")
     no_file = "received no TFLite file that LiteRT runs"
-    for words, said in (
-        ([str(tmp_path / "text.tflite"), "picture.png"], no_file),
-        ([str(tmp_path / "nothing.tflite"), "picture.png"], no_file),
-        ([], "usage: python run_tflite.py model.tflite picture.png"),
-    ):
+    files = [str(tmp_path / f"{name}.tflite") for name in ("text", "nothing")]
+    usage = "usage: python run_tflite.py model.tflite picture.png"
+    for words, said in (*(([file, "x.png"], no_file) for file in files), ([], usage)):
         with pytest.raises(SystemExit, match=said):
             example.main(words)
 

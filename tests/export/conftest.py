@@ -11,16 +11,6 @@ from sat_tf.training.models import build
 from tests.export import zoo
 
 
-def _random_statistics(model: keras.Model, rng: np.random.Generator) -> None:
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            count = layer.gamma.shape[0]
-            layer.gamma.assign(rng.normal(1.0, 0.4, count))
-            layer.beta.assign(rng.normal(0.0, 0.3, count))
-            layer.moving_mean.assign(rng.normal(0.0, 0.3, count))
-            layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
-
-
 @pytest.fixture
 def path(tmp_path) -> pathlib.Path:
     return tmp_path / "model.tflite"
@@ -36,7 +26,14 @@ def images() -> np.ndarray:
 def float_model() -> keras.Model:
     keras.utils.set_random_seed(3)
     model = build("mobilenet_v2", image_size=32, num_classes=10, width_multiplier=0.1)
-    _random_statistics(model, np.random.default_rng(3))
+    rng = np.random.default_rng(3)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            count = layer.gamma.shape[0]
+            layer.gamma.assign(rng.normal(1.0, 0.4, count))
+            layer.beta.assign(rng.normal(0.0, 0.3, count))
+            layer.moving_mean.assign(rng.normal(0.0, 0.3, count))
+            layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
     return model
 
 
@@ -44,13 +41,6 @@ def float_model() -> keras.Model:
 def quantized(float_model, images) -> keras.Model:
     """The same at w4a4 with 8-bit streams, calibrated."""
     return sat_tf.calibrate(sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4)), images)
-
-
-@pytest.fixture(scope="package")
-def with_float_streams(float_model, images) -> keras.Model:
-    """The same at w4a4 with the paper's float streams, calibrated."""
-    policy = sat_tf.BitPolicy.paper(4, latent_start="keep_function")
-    return sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), images)
 
 
 @pytest.fixture(scope="package")

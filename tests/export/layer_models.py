@@ -1,6 +1,5 @@
 """Models of the layers beside the usual ones, many of a kind in each, and of other tasks."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,13 @@ from tests.export.zoo import Specimen
 L = keras.layers
 
 
-def _block(tensor: Any, name: str, filters: int = 6, **settings: Any) -> Any:
-    settings = {"padding": "same", "use_bias": False, **settings}
-    tensor = L.Conv2D(filters, 3, name=name, **settings)(tensor)
-    return L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
+def _rectified(tensor: Any, name: str, ceiling: float | None = None) -> Any:
+    return L.ReLU(ceiling, name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
+
+
+def _block(tensor: Any, name: str, filters: int = 6, suffix: str = "", **settings: Any) -> Any:
+    settings = {"padding": "same", "use_bias": False, "name": name + suffix, **settings}
+    return _rectified(L.Conv2D(filters, 3, **settings)(tensor), name)
 
 
 def _classifier(tensor: Any) -> Any:
@@ -39,8 +41,7 @@ def _rows(image: Any) -> Any:
     tensor = L.Reshape((64, 6), name="row")(_block(image, "stem"))
     tensor = L.Conv1D(6, 3, 2, activation="relu", name="a")(tensor)
     tensor = L.Conv1D(8, 3, padding="causal", dilation_rate=2, use_bias=False, name="b")(tensor)
-    tensor = L.ReLU(name="b_relu")(L.BatchNormalization(name="b_bn")(tensor))
-    tensor = L.MaxPooling1D(2, name="pool_max")(tensor)
+    tensor = L.MaxPooling1D(2, name="pool_max")(_rectified(tensor, "b"))
     tensor = L.UpSampling1D(2, name="twice")(L.Cropping1D((1, 2), name="crop")(tensor))
     tensor = L.ZeroPadding1D(1, name="pad")(tensor)
     tensor = L.AveragePooling1D(3, name="pool_mean")(L.Conv1D(6, 2, name="c")(tensor))
@@ -62,10 +63,9 @@ def _pairs(image: Any) -> Any:
 
 def _linear(image: Any) -> Any:
     tensor = L.SeparableConv2D(8, 3, depth_multiplier=2, name="separable")(image)
-    tensor = L.ReLU(name="separable_relu")(L.BatchNormalization(name="separable_bn")(tensor))
-    tensor = _block(tensor, "grouped", 12, groups=4)
+    tensor = _block(_rectified(tensor, "separable"), "grouped", 12, groups=4)
     tensor = L.Conv2DTranspose(8, 3, 2, padding="same", use_bias=False, name="up")(tensor)
-    tensor = L.ReLU(name="up_relu")(L.BatchNormalization(name="up_bn")(tensor))
+    tensor = _rectified(tensor, "up")
     tensor = L.Conv2DTranspose(5, 2, 2, activation="relu", name="up_again")(tensor)
     stream = L.Conv2DTranspose(6, (4, 3), (3, 1), name="up_stream")(tensor)
     return _classifier(L.Conv2D(6, 1, groups=3, activation="relu", name="last")(stream))
@@ -156,37 +156,30 @@ def _sequences(image: Any) -> Any:
     tensor = L.Conv2DTranspose(5, (3, 2), (2, 3), output_padding=(1, 0), name="again")(tensor)
     tensor = L.Reshape((-1, 5), name="row")(tensor)
     tensor = L.SeparableConv1D(6, 3, 4, depth_multiplier=2, use_bias=False, name="a")(tensor)
-    tensor = L.ReLU(name="a_relu")(L.BatchNormalization(name="a_bn")(tensor))
+    tensor = _rectified(tensor, "a")
     tensor = L.SeparableConv1D(6, 3, padding="causal", dilation_rate=2, name="b")(tensor)
     tensor = L.DepthwiseConv1D(3, 2, activation="relu", depth_multiplier=2, name="c")(tensor)
     tensor = tf.nn.max_pool1d(tf.pad(tensor, [[0, 0], [0, 0], [0, 2]]), 3, 2, "SAME")
     tensor = L.Conv1DTranspose(6, 3, 2, name="longer", use_bias=False, **up)(tensor)
-    tensor = L.ReLU(name="longer_relu")(L.BatchNormalization(name="longer_bn")(tensor))
+    tensor = _rectified(tensor, "longer")
     tensor = L.Conv1DTranspose(6, 2, 3, activation="tanh", name="longest")(tensor)
     return L.Dense(4, name="classifier")(tf.reduce_mean(tensor, axis=1))
 
 
-def _model(build: Callable[[Any], Any]) -> keras.Model:
-    image = keras.Input((8, 8, 3), name="image")
-    return keras.Model(image, build(image), name="layers")
+def _of(body: Callable[[Any], Any], **fields: Any) -> Specimen:
+    def build() -> keras.Model:
+        image = keras.Input((8, 8, 3), name="image")
+        return keras.Model(image, body(image), name="layers")
 
-
-def _of(build: Callable[[Any], Any], **fields: Any) -> Specimen:
-    return Specimen(functools.partial(_model, build), **fields)
+    return Specimen(build, **fields)
 
 
 # Few codes make few values: if one of them is next to a tie, a large share differs.
 MODELS = {
     "movement": _of(_movement),
     "rows": _of(_rows),
-    # The product and the mean of three are rounded after two.
-    "pairs": _of(
-        _pairs,
-        largest=4,
-        # The mean of three rounds a partial sum, to codes of 0.82 of its own: of one in 3.
-        differing=0.35,
-        combines_many=True,
-    ),
+    # The product and the mean of three are rounded after two, the mean to codes of 0.82 of its own.
+    "pairs": _of(_pairs, largest=4, differing=0.35, combines_many=True),
     "linear": _of(_linear),
     "functions": _of(_functions, differing=0.3),
     "squeeze_and_excitation": _of(_squeeze_and_excitation),
@@ -201,27 +194,20 @@ MODELS = {
 }
 
 
-def _conv_block(tensor, channels, name):
-    tensor = L.Conv2D(channels, 3, padding="same", use_bias=False, name=f"{name}_conv")(tensor)
-    return L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
-
-
 def unet(size=16, channels=(4, 8)) -> keras.Model:
     """A U-Net: one way up by repeated pixels, the other by a transposed convolution."""
     image = keras.Input((size, size, 3), name="image")
     tensor, skips = L.Rescaling(1 / 255.0, name="scaled")(image), []
     for depth, width in enumerate(channels):
-        tensor = _conv_block(tensor, width, f"down{depth}")
+        tensor = _block(tensor, f"down{depth}", width, "_conv")
         skips.append(tensor)
         tensor = L.MaxPooling2D(name=f"smaller{depth}")(tensor)
-    tensor = _conv_block(tensor, 2 * channels[-1], "bottom")
+    tensor = _block(tensor, "bottom", 2 * channels[-1], "_conv")
     for depth, width in reversed(list(enumerate(channels))):
-        if depth % 2:
-            up = L.Conv2DTranspose(width, 2, strides=2, padding="same", name=f"larger{depth}")
-        else:
-            up = L.UpSampling2D(name=f"larger{depth}")
+        transposed = L.Conv2DTranspose(width, 2, 2, padding="same", name=f"larger{depth}")
+        up = transposed if depth % 2 else L.UpSampling2D(name=f"larger{depth}")
         tensor = L.Concatenate(name=f"join{depth}")([up(tensor), skips[depth]])
-        tensor = _conv_block(tensor, width, f"up{depth}")
+        tensor = _block(tensor, f"up{depth}", width, "_conv")
     mask = L.Conv2D(2, 1, activation="softmax", name="mask")(tensor)
     return keras.Model(image, mask, name="unet")
 
@@ -230,18 +216,15 @@ def detector(size=32, channels=(8, 12, 16), classes=4, anchors=3) -> keras.Model
     """A single-shot detector: classes and boxes from the maps of two sizes, on depthwise layers."""
     image = keras.Input((size, size, 3), name="image")
     tensor = L.Rescaling(1 / 127.5, offset=-1.0, name="scaled")(image)
-    tensor = L.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="stem")(tensor)
-    tensor = L.ReLU(6.0, name="stem_relu")(L.BatchNormalization(name="stem_bn")(tensor))
+    settings = {"padding": "same", "use_bias": False}
+    tensor = _rectified(L.Conv2D(8, 3, 2, name="stem", **settings)(tensor), "stem", 6.0)
     maps = []
     for depth, width in enumerate(channels):
-        name = f"block{depth}"
-        tensor = L.DepthwiseConv2D(
-            3, strides=2 if depth else 1, padding="same", use_bias=False, name=f"{name}_depthwise"
-        )(tensor)
-        tensor = L.ReLU(6.0, name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
-        tensor = L.Conv2D(width, 1, use_bias=False, name=f"{name}_pointwise")(tensor)
-        tensor = L.BatchNormalization(name=f"{name}_pointwise_bn")(tensor)
-        tensor = L.ReLU(6.0, name=f"{name}_pointwise_relu")(tensor)
+        name, strides = f"block{depth}", 2 if depth else 1
+        depthwise = L.DepthwiseConv2D(3, strides, name=f"{name}_depthwise", **settings)
+        pointwise = L.Conv2D(width, 1, use_bias=False, name=f"{name}_pointwise")
+        tensor = pointwise(_rectified(depthwise(tensor), name, 6.0))
+        tensor = _rectified(tensor, f"{name}_pointwise", 6.0)
         maps.append(tensor)
     ends = {}
     for end, numbers in (("classes", classes + 1), ("boxes", 4)):

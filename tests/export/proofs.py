@@ -13,7 +13,7 @@ from sat_tf.exact.certificate.comparison import Reference, RuntimeCounter
 from sat_tf.exact.certificate.outputs import outputs_in
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.litert.processes import loaded
-from sat_tf.exact.litert.runtime import TOSA
+from sat_tf.exact.litert.runtime import TOSA, Runtime
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
@@ -22,6 +22,7 @@ from sat_tf.exact.operations.tabled import Reshape
 from sat_tf.exact.tflite.contents import Contents
 from sat_tf.exact.tflite.tensors import Codes, Pixels
 from sat_tf.export.export import ExportReport
+from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer
@@ -45,6 +46,16 @@ def proved(
     found = sat_tf.verify_tflite(quantized, path, images, progress=False, **options)
     assert found.codes_differing == 0
     return report, found
+
+
+def deployed(model: keras.Model, **settings: Any) -> Graph:
+    """The graph of the file of a quantized model."""
+    return deployed_graph(Network(model), **settings)
+
+
+def file_outputs(path: pathlib.Path, images: Any) -> np.ndarray:
+    """What LiteRT gives for a file, as real values."""
+    return Runtime(path.read_bytes(), keep_tensors=False).run(images)
 
 
 # The kernels of each runtime that may be on this machine, of which TFLite Micro is an extra.
@@ -106,18 +117,16 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
             known[name] = real[name]
             continue
         known[name] = expected = stored(real[name], codes)
-        rounded = is_rounded(real[name], codes)
-        if rounded:
-            unrounded.discard(name)
-        else:
-            unrounded.add(name)
+        # Whether Keras's values are on the grid of the codes.
+        in_codes = real[name] / codes.real_scale
+        rounded = bool(np.max(np.abs(in_codes - np.rint(in_codes))) < 1e-3)
+        unrounded = unrounded - {name} if rounded else unrounded | {name}
         if not follows:
             # int8 itself saturates one code below the lowest of a signed stream.
             off = np.abs(np.maximum(computed, -127) - np.maximum(expected, -127))
             off = off.reshape(-1, units[name].size)
-            found.append(
-                Difference(name, rounded, units[name], np.max(off, 0), np.mean(off > 0, 0))
-            )
+            counts = np.max(off, 0), np.mean(off > 0, 0)
+            found.append(Difference(name, rounded, units[name], *counts))
     return found
 
 
@@ -144,12 +153,6 @@ def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarra
         for node in network
         if not layer_kinds.is_softmax(inner_layer(node.layer))
     }
-
-
-def is_rounded(real: np.ndarray, codes: Codes) -> bool:
-    """Whether real values are on the grid of the codes."""
-    units = real / codes.real_scale
-    return bool(np.max(np.abs(units - np.rint(units))) < 1e-3)
 
 
 def stored(real: np.ndarray, codes: Codes) -> np.ndarray:

@@ -26,20 +26,21 @@ def product_on_arm(product: int, multiplier: float) -> int:
 
 def mean_on_x86(total: int, count: int, scales: tuple[float, float], zeros: tuple[int, int]) -> int:
     """The stored integer of a mean, each operation rounded to float32 by itself."""
-    one = Fraction(float(np.float32(1.0 / count)))
-    ratio = float32(Fraction(scales[0]) / Fraction(scales[1]))
-    multiplier = float32(ratio * one)
+    multiplier = _multiplier_of_mean(count, scales)
     offset = float32(zeros[1] - float32(count * zeros[0] * multiplier))
     return round(float32(float32(total * multiplier) + offset))
 
 
 def mean_on_arm(total: int, count: int, scales: tuple[float, float], zeros: tuple[int, int]) -> int:
     """The same with fused multiply-adds: each is rounded to float32 once."""
-    one = Fraction(float(np.float32(1.0 / count)))
-    ratio = float32(Fraction(scales[0]) / Fraction(scales[1]))
-    multiplier = float32(ratio * one)
+    multiplier = _multiplier_of_mean(count, scales)
     offset = float32(zeros[1] - count * zeros[0] * multiplier)
     return round(float32(total * multiplier + offset))
+
+
+def _multiplier_of_mean(count: int, scales: tuple[float, float]) -> Fraction:
+    ratio = float32(Fraction(scales[0]) / Fraction(scales[1]))
+    return float32(ratio * Fraction(float(np.float32(1.0 / count))))
 
 
 def float32(value: Fraction | int) -> Fraction:

@@ -15,25 +15,21 @@ from ai_edge_litert import schema_py_generated as tfl
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.windows import ends_early, placement
 from sat_tf.exact.operator_comparison import compare_operators
 from sat_tf.exact.tflite.contents import gzip_size
 from sat_tf.exact.tflite.tensors import Window
 from sat_tf.export.export import StorageCost
-from sat_tf.export.lowering.pipeline import deployed_graph, with_softmax
-from sat_tf.graph.network import Network
+from sat_tf.export.lowering.pipeline import with_softmax
 from tests.exact.foreign.one_operator import Grid, constant, file_of
-from tests.export.proofs import calibrated, proved
-from tests.export.zoo import Specimen, bottleneck, images_for, quantized
+from tests.export.proofs import calibrated, deployed, file_outputs, proved
+from tests.export.zoo import Specimen, bottleneck, chain, images_for, quantized
+
+FEW_BITS = "channels_of_their_own_range"  # a model of 3 bits
 
 
-@pytest.fixture(scope="module")
-def few_bits():
-    return Specimen(bottleneck, sat_tf.BitPolicy.mobile(3)).quantized()
-
-
-def test_the_report_describes_the_file(few_bits, path):
+def test_the_report_describes_the_file(path):
+    few_bits = quantized(FEW_BITS)
     report = sat_tf.export_tflite(few_bits, str(path), pack="none")
     content = path.read_bytes()
     assert (report.path, report.bytes) == (str(path), len(content))
@@ -44,14 +40,14 @@ def test_the_report_describes_the_file(few_bits, path):
     assert path.read_bytes() == content
 
 
-def test_on_request_it_tells_what_every_choice_costs_and_how_long_it_takes(few_bits, tmp_path):
+def test_on_request_it_tells_what_every_choice_costs_and_how_long_it_takes(tmp_path):
+    few_bits = quantized(FEW_BITS)
     own = sat_tf.export_tflite(few_bits, tmp_path / "own.tflite", compare_storage=True)
     packed = sat_tf.export_tflite(few_bits, tmp_path / "packed.tflite", pack="int4")
-    auto, none, int4, int2 = own.storage
-    assert (auto.pack, auto.bytes) == ("auto", own.bytes)
-    assert (none.pack, int2.pack) == ("none", "int2")
-    assert int4.bytes < auto.bytes < none.bytes
-    assert (int4.pack, int4.bytes, int4.gzip_bytes) == ("int4", packed.bytes, packed.gzip_bytes)
+    auto, none, int4, _ = own.storage
+    assert [cost.pack for cost in own.storage] == ["auto", "none", "int4", "int2"]
+    assert int4.bytes < auto.bytes == own.bytes < none.bytes
+    assert (int4.bytes, int4.gzip_bytes) == (packed.bytes, packed.gzip_bytes)
     for cost in own.storage:
         assert cost.milliseconds is not None
         assert cost.milliseconds > 0
@@ -82,7 +78,7 @@ def test_softmax_gives_the_probabilities_of_the_logits(settings, path):
         report, certificate = proved(model, path, images, file, float_model=model)
         assert report.operators.get("SOFTMAX", 0) == softmax
         # The output of Keras is made one of probabilities, as the file has it.
-        outputs.append(Runtime(path.read_bytes(), keep_tensors=False).run(images))
+        outputs.append(file_outputs(path, images))
         (beside,) = certificate.float_outputs
         assert beside.largest_difference < 0.2 * np.max(np.abs(outputs[-1]))
     logits, probabilities = outputs
@@ -93,29 +89,24 @@ def test_softmax_gives_the_probabilities_of_the_logits(settings, path):
 
 def test_a_model_that_ends_in_a_softmax_has_no_second_one(path):
     model = quantized("softmax")
-    graph = deployed_graph(Network(model))
+    graph = deployed(model)
     assert with_softmax(graph) is graph
     report = sat_tf.export_tflite(model, path, softmax=True)
     assert report.operators["SOFTMAX"] == 1
 
 
-@pytest.fixture
-def written(small_file, path) -> pathlib.Path:
-    """A copy of the small file."""
-    return pathlib.Path(shutil.copy(small_file, path))
-
-
-def test_a_disk_that_fills_up_leaves_the_older_file(small, written, small_file, monkeypatch):
+def test_a_disk_that_fills_up_leaves_the_older_file(small, path, small_file, monkeypatch):
     def write_half(self: pathlib.Path, data: bytes) -> None:
         with open(self, "wb") as file:
             file.write(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    shutil.copy(small_file, path)
     monkeypatch.setattr(pathlib.Path, "write_bytes", write_half)
     with pytest.raises(ValueError, match=r"\(No space left on device\), expected"):
-        sat_tf.export_tflite(small, written)
-    assert written.read_bytes() == small_file.read_bytes()
-    assert os.listdir(written.parent) == [written.name]
+        sat_tf.export_tflite(small, path)
+    assert path.read_bytes() == small_file.read_bytes()
+    assert os.listdir(path.parent) == [path.name]
 
 
 @pytest.mark.parametrize(("resizable", "expected"), [(False, 1), (True, -1)])
@@ -126,7 +117,7 @@ def test_the_batch_size_is_one_and_free_on_request(resizable, expected, small, s
     assert list(details["shape"]) == [1, *small_images.shape[1:]]
     assert details["shape_signature"][0] == expected
     # LiteRT resizes both.
-    outputs = Runtime(path.read_bytes(), keep_tensors=False).run(small_images)
+    outputs = file_outputs(path, small_images)
     assert len(outputs) == len(small_images)
 
 
@@ -156,33 +147,24 @@ def test_all_operators_that_differ_are_counted_and_advice_is_no_problem(small_fi
     assert all(line.startswith("  - ") for line in listed)
 
 
-PIXELS = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3)).astype(np.uint8)
-
-
-def _last_pixel(size, kernel, stride, dilation):
-    """The place of the last pixel that the windows of SAME meet, or would beyond the image."""
-    before = placement(size, kernel, stride, dilation, "SAME")[0][0]
-    starts = range(-before, size - before, stride)
-    return max(starts) + dilation * (kernel - 1)
-
-
 def test_windows_end_early_where_the_last_one_does():
-    for size, kernel, stride, dilation in itertools.product(
-        (7, 15, 16), range(1, 6), range(1, 5), (1, 2)
-    ):
+    sizes = itertools.product((7, 15, 16), range(1, 6), range(1, 5), (1, 2))
+    for size, kernel, stride, dilation in sizes:
         window = Window((stride, 1), "SAME", (dilation, 1))
+        # The last pixel that the windows meet, or would beyond the image.
+        before = placement(size, kernel, stride, dilation, "SAME")[0][0]
+        last = max(range(-before, size - before, stride)) + dilation * (kernel - 1)
         # Five columns are met whatever the rows do.
-        expected = _last_pixel(size, kernel, stride, dilation) < size - 1
+        expected = last < size - 1
         assert ends_early((size, 5), (kernel, 3), window) == expected
     assert not ends_early((16, 16), (1, 1), Window((2, 2), "SAME"))
     assert not ends_early((16, 16), (1, 3), Window((2, 2), "VALID"))
 
 
 def _proved(path, layer):
-    image = keras.Input((16, 16, 3), name="image")
-    model = keras.Model(image, keras.layers.Flatten()(layer(image)))
+    model = calibrated(chain((16, 16, 3), layer, "Flatten"), 8)
     # The release that is installed computes all windows rightly.
-    return proved(calibrated(model, 8, PIXELS.astype(np.float32)), path, PIXELS)
+    return proved(model, path, images_for(model, 8))
 
 
 @pytest.mark.parametrize("kind", [keras.layers.Conv2D, keras.layers.DepthwiseConv2D])
@@ -191,32 +173,25 @@ def test_what_pads_nothing_is_right_in_tensorflow_too(kind, path):
     layer = kind(kernel_size=3, strides=4, padding="same", name="patches", **settings)
     report, _ = _proved(path, layer)
     assert (report.runs_from, report.warnings) == ("1.0.0", [])
-    interpreter = tf.lite.Interpreter(str(path))
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], PIXELS[:1])
-    interpreter.invoke()
-    found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-    expected = Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS[:1])
+    run = tf.lite.Interpreter(str(path)).get_signature_runner()
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3)).astype(np.uint8)
+    (found,) = run(**dict.fromkeys(run.get_input_details(), pixels)).values()
+    expected = file_outputs(path, pixels)
     np.testing.assert_array_equal(found, expected)
 
 
-def test_what_pads_on_one_axis_and_ends_early_on_the_other_is_named(path):
+def test_what_pads_on_one_axis_and_ends_early_on_the_other_is_named_also_in_files_of_others(path):
     layer = keras.layers.Conv2D(4, (1, 3), strides=2, padding="same", name="wide")
     report, certificate = _proved(path, layer)
     assert report.runs_from == "2.2.0"
-    for warnings in (report.warnings, certificate.warnings):
-        (warning,) = warnings
+    for (warning,) in (report.warnings, certificate.warnings):
         assert warning.startswith("wide: the windows of padding='same' end in front of the last")
         assert "LiteRT before 2.2.0" in warning
-
-
-def test_files_of_other_tools_are_told_too(path):
-    image, kernel = Grid((1, 16, 16, 2)), constant(np.ones((4, 1, 3, 2)), 0.01)
-    made = Grid((1, 8, 8, 4), 0.5)
-    settings = {"strideH": 2, "strideW": 2, "padding": tfl.Padding.SAME}
-    given = (image, kernel, constant(np.zeros(4)))
-    content = file_of("CONV_2D", given, (made,), version=3, **settings)
-    path.write_bytes(content)
+    # So it is in files of other tools.
+    kernel, made = constant(np.ones((4, 1, 3, 2)), 0.01), Grid((1, 8, 8, 4), 0.5)
+    given = Grid((1, 16, 16, 2)), kernel, constant(np.zeros(4))
+    settings = {"strideH": 2, "strideW": 2, "padding": tfl.Padding.SAME, "version": 3}
+    path.write_bytes(file_of("CONV_2D", given, (made,), **settings))
     images = np.random.default_rng(0).integers(-128, 128, (2, 16, 16, 2)).astype(np.int8)
     found = compare_operators(path, images, runtimes=(), progress=False)
     assert "Note: t3: the windows of padding='same' end" in str(found)

@@ -5,15 +5,14 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.exact.certificate.proof import verify_file
-from sat_tf.exact.device.kit import write_kit
-from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.tflite.input_range import range_of
+from sat_tf.export import read_graph, verify_file, write_kit
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_types
 from sat_tf.qat.policy import BitPolicy
 from tests.exact.device.kits import checked_here
 from tests.export.proofs import calibrated, proved
+from tests.export.zoo import chain, layers_of
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers
@@ -24,15 +23,12 @@ SOUND = (np.sin(np.linspace(0, 90, 256 * 40)) * DRAW.uniform(0.1, 1.0, 256 * 40)
 
 
 def _dense(*front):
-    parts = [*front, L.Dense(16, activation="relu"), L.Dense(4, name="classifier")]
-    return pretend_trained(keras.Sequential([keras.Input((12,), name="features"), *parts]))
+    return pretend_trained(chain((12,), *front, "Dense 16 relu | Dense 4"))
 
 
 def _conv1d():
-    sound = keras.Input((40, 1), name="sound")
-    tensor = L.Conv1D(8, 5, strides=2, padding="same", activation="relu", name="conv")(sound)
-    tensor = L.Flatten()(tensor)
-    return pretend_trained(keras.Model(sound, L.Dense(4, name="classifier")(tensor)))
+    conv = "Conv1D 8 5 strides=2 padding=same activation=relu"
+    return pretend_trained(chain((40, 1), f"{conv} | Flatten | Dense 4"))
 
 
 MODELS = {"dense": (_dense, FEATURES), "conv1d": (_conv1d, SOUND.reshape(256, 40, 1))}
@@ -55,15 +51,11 @@ def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, path)
     image = read_graph(path.read_bytes(), "file").images[0]
     assert image.type == kind
     assert verify_file(path, values).images_sha256 == certificate.images_sha256
-
-
-def test_codes_may_be_given_instead_of_the_values_they_stand_for(path):
-    quantized = calibrated(_dense(), BitPolicy.mobile(8, input_type="int8"), FEATURES)
-    sat_tf.export_tflite(quantized, path)
-    codes = read_graph(path.read_bytes(), "file").images[0].taken(FEATURES)
-    assert codes.dtype == np.int8
-    one, other = (sat_tf.verify_tflite(quantized, path, given) for given in (FEATURES, codes))
-    assert one.images_sha256 == other.images_sha256
+    if kind == "int8":  # codes may be given instead of the values they stand for
+        codes = image.taken(values)
+        assert codes.dtype == np.int8
+        found = sat_tf.verify_tflite(quantized, path, codes)
+        assert found.images_sha256 == certificate.images_sha256
 
 
 def test_real_values_are_normalized_in_float_before_they_get_codes(path):
@@ -107,39 +99,26 @@ def test_the_range_of_an_input_is_trained_and_saved(suffix, tmp_path):
     proved(loaded, tmp_path / "model.tflite", FEATURES)
 
 
-def test_features_of_different_sizes_are_warned_of_with_what_to_do():
-    sizes = np.array([1.0, 1.0, 200.0], np.float32)
-    features = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32) * sizes
-    float_model = keras.Sequential([keras.Input((3,), name="features"), L.Dense(2)])
-    model = sat_tf.quantize_model(float_model, BitPolicy(input_type="int8"))
-    with pytest.warns(UserWarning, match=r"features: 2 of 3 get fewer than 16 .*input_type="):
-        sat_tf.calibrate(model, features)
-
-
 RANGES = [(0, 255), (0, 1), (-1, 1), (20, 275), "torch", "caffe", ((0, -1, -2), (1, 1, 3))]
 PICTURES = np.random.default_rng(3).integers(0, 256, (64, 9, 9, 3)).astype(np.uint8)
 
 
-def _model(padding="same"):
+def _of_range(value=(0, 255), **fields):
     image = keras.Input((9, 9, 3), name="image")
-    tensor = L.ZeroPadding2D(1)(image)
-    tensor = L.Conv2D(6, 3, strides=2, padding=padding, use_bias=False, name="conv")(tensor)
-    tensor = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(tensor))
-    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
-    return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
+    layers = "ZeroPadding2D 1 | block conv 6 strides=2 | GlobalAveragePooling2D | Dense 3"
+    model = pretend_trained(keras.Sequential([image, *layers_of(layers)]))
+    return sat_tf.quantize_model(model, BitPolicy(input_range=value, **fields))
 
 
-def _quantized(value, **fields):
-    model = sat_tf.quantize_model(_model(), BitPolicy(**{**fields, "input_range": value}))
-    sat_tf.calibrate(model, range_of(value).fed(PICTURES), batch_normalization=False)
-    return model
+def _calibrated(value, **fields):
+    fed = range_of(value).fed(PICTURES)
+    return sat_tf.calibrate(_of_range(value, **fields), fed, batch_normalization=False)
 
 
 @pytest.mark.parametrize("value", RANGES, ids=str)
 def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, path):
-    model = _quantized(value)
     runtimes = ("xnnpack", "builtin", "reference")
-    report, certificate = proved(model, path, PICTURES, runtimes=runtimes)
+    report, certificate = proved(_calibrated(value), path, PICTURES, runtimes=runtimes)
     # No operator more than without a range.
     kinds = ("CONV_2D", "DEQUANTIZE", "FULLY_CONNECTED", "MEAN", "PAD", "QUANTIZE")
     assert report.operators == dict.fromkeys(kinds, 1)
@@ -154,14 +133,14 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, pa
 
 @pytest.mark.parametrize("value", [(-1, 1), "torch"], ids=str)
 def test_a_file_of_quantized_weights_alone_has_the_range_too(value, path):
-    report, certificate = proved(_quantized(value, activation_bits=None), path, PICTURES)
+    report, certificate = proved(_calibrated(value, activation_bits=None), path, PICTURES)
     assert certificate.agreement == 1.0
     assert any(f"on pixels of {range_of(value)}" in warning for warning in report.warnings)
 
 
 @pytest.mark.thorough
 def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(path):
-    model = sat_tf.quantize_model(_model(), BitPolicy())
+    model = _of_range()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.optimizer.learning_rate = 0.0
     with pytest.warns(UserWarning, match="the model is trained on"):
@@ -173,27 +152,21 @@ def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(path)
     assert proved(fitting, path, PICTURES)[1].trained_differing < 0.02
 
 
-def test_values_between_pixels_are_said_in_report_and_certificate(path):
-    model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
+def test_values_between_pixels_and_none_at_all_are_said_in_report_and_certificate(path):
+    model = _of_range((0, 1))
+    said = "nothing was seen of what the model is fed"
+    assert said in " ".join(sat_tf.export_tflite(model, path).warnings)
     with pytest.warns(UserWarning, match="lie between those of the pixels"):
         sat_tf.calibrate(model, PICTURES / 260.0)
     report, certificate = proved(model, path, PICTURES)
-    assert any("lie between those of the pixels" in warning for warning in report.warnings)
+    assert said not in " ".join(report.warnings)
+    assert "lie between those of the pixels" in " ".join(report.warnings)
     assert certificate.warnings == report.warnings
-
-
-def test_a_model_that_was_never_fed_anything_is_exported_with_a_warning(path):
-    model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
-    report = sat_tf.export_tflite(model, path)
-    assert any("nothing was seen of what the model is fed" in one for one in report.warnings)
-    sat_tf.calibrate(model, range_of((0, 1)).fed(PICTURES))
-    report = sat_tf.export_tflite(model, path)
-    assert not any("nothing was seen" in one for one in report.warnings)
 
 
 VOCABULARY = 5000
 IDS = np.random.default_rng(3).integers(0, VOCABULARY, (64, 6))
-FLOAT = sat_tf.BitPolicy.mobile(8, unsupported="float")
+FLOAT = BitPolicy.mobile(8, unsupported="float")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning",
@@ -214,7 +187,7 @@ def _of_ids(dtype, prepared=lambda ids: ids):
 
 
 def _written(model, values, path, policy=FLOAT):
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False)
+    quantized = calibrated(model, policy, values)
     return quantized, sat_tf.export_tflite(quantized, path)
 
 
@@ -284,35 +257,28 @@ def test_what_only_prepares_ids_is_left_float_too(dtype, prepared, path):
 
 def test_ids_beside_an_image_keep_their_type_and_the_image_its_pixels(path):
     keras.utils.set_random_seed(3)
-    image = keras.Input((8, 8, 1), name="image")
-    ids = keras.Input((6,), dtype="int32", name="ids")
+    image, ids = keras.Input((8, 8, 1), name="image"), keras.Input((6,), dtype="int32", name="ids")
     features = L.GlobalAveragePooling2D()(L.Conv2D(8, 3, activation="relu")(image))
     found = L.Flatten()(L.Embedding(VOCABULARY, 4, embeddings_initializer="normal")(ids))
     both = L.Concatenate()([features, L.Dense(8, activation="relu")(found)])
     model = keras.Model([image, ids], L.Dense(3)(both))
     pixels = np.random.default_rng(3).integers(0, 256, (64, 8, 8, 1)).astype(np.uint8)
-    real = (pixels / np.float32(255)).astype(np.float32)
+    real, numbers = pixels / np.float32(255), IDS.astype(np.int32)
     # A range for all inputs is that of the images.
-    policy = sat_tf.BitPolicy.mobile(8, unsupported="float", input_range=(0, 1))
-    quantized, _ = _written(model, [real, IDS.astype(np.int32)], path, policy)
+    policy = BitPolicy.mobile(8, unsupported="float", input_range=(0, 1))
+    quantized, _ = _written(model, [real, numbers], path, policy)
     inputs, run = _of_file(path)
     assert {one["name"]: one["dtype"] for one in inputs} == {"image": np.uint8, "ids": np.int32}
-    found = run([pixels, IDS.astype(np.int32)])
-    assert _difference(model, lambda values: found, [real, IDS.astype(np.int32)]) < 0.05
-    again = sat_tf.requantize(quantized, sat_tf.BitPolicy.mobile(4, unsupported="float"))
+    found = run([pixels, numbers])
+    assert _difference(model, lambda values: found, [real, numbers]) < 0.05
+    again = sat_tf.requantize(quantized, BitPolicy.mobile(4, unsupported="float"))
     sat_tf.export_tflite(again, path)
     assert [one["dtype"] for one in _of_file(path)[0]] == [one["dtype"] for one in inputs]
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(L.LSTM(8, return_sequences=True), marks=pytest.mark.thorough),
-        L.LayerNormalization(),
-    ],
-    ids=["lstm", "norm"],
-)
-def test_real_numbers_for_layers_left_float_stay_as_they_are(first, path):
+@pytest.mark.parametrize("name", [pytest.param("lstm", marks=pytest.mark.thorough), "norm"])
+def test_real_numbers_for_layers_left_float_stay_as_they_are(name, path):
+    first = L.LSTM(8, return_sequences=True) if name == "lstm" else L.LayerNormalization()
     values = np.random.default_rng(3).normal(0.0, 30.0, (64, 6, 4)).astype(np.float32)
     values[:, 0] *= 1000.0  # of which codes for all would leave nothing else
     read = keras.Input((6, 4), name="read")
@@ -320,11 +286,8 @@ def test_real_numbers_for_layers_left_float_stay_as_they_are(first, path):
     assert sat_tf.explain(model, FLOAT).inputs[0].startswith("read: float32 as it is")
     _written(model, values, path)
     assert _difference(model, _of_file(path)[1], values) < 0.05
-    stated = sat_tf.BitPolicy.mobile(8, unsupported="float", input_type="int8")
+    stated = BitPolicy.mobile(8, unsupported="float", input_type="int8")
     assert "int8 codes" in sat_tf.explain(model, stated).inputs[0]
-
-
-WAVES = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -332,12 +295,13 @@ WAVES = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
 )
 def test_complex_numbers_between_layers_left_float_keep_their_imaginary_part(size, path):
     keras.utils.set_random_seed(3)
+    waves = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
     wave = keras.Input((128,), name="wave")
     spectrum = L.Lambda(lambda x: tf.signal.stft(x, 32, 16), name="stft")(wave)
     behind = L.Flatten()(L.Dense(8, activation="relu")(size(spectrum)))
     model = keras.Model(wave, L.Dense(3)(behind))
-    quantized, report = _written(model, WAVES, path)
+    quantized, report = _written(model, waves, path)
     assert report.float_layers[0].startswith("stft + ")
-    assert _difference(model, _of_file(path)[1], WAVES) < 0.04  # without it, 0.6
-    certificate = sat_tf.verify_tflite(quantized, path, WAVES[:8], progress=False)
+    assert _difference(model, _of_file(path)[1], waves) < 0.04  # without it, 0.6
+    certificate = sat_tf.verify_tflite(quantized, path, waves[:8], progress=False)
     assert certificate.codes_differing == 0

@@ -2,28 +2,28 @@
 
 import functools
 import importlib.util
-import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.exact.certificate.proof import verify_file
-from sat_tf.exact.device.kit import read_device_check, write_kit
 from sat_tf.exact.evaluate import evaluate_simulator, evaluate_tflite
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
-from sat_tf.exact.operations.graph import Graph, outputs_of, simulate
-from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.graph import Graph, outputs_of
+from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.quantize import ShiftImage, ShiftOutput
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
+from sat_tf.export import read_device_check, read_graph, simulate, verify_file, write_kit
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.graph.network import Network
 from tests.exact.device.kits import certificate_in, checked_here, unpacked
-from tests.export.proofs import calibrated, proved
+from tests.export.proofs import calibrated, file_outputs, proved
+from tests.export.zoo import through
 
 L = keras.layers
 INTEGERS = ("int8", "uint8")
@@ -32,25 +32,19 @@ FUNCTIONS = {"SOFTMAX", "LOGISTIC"}
 PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
 
 
-def _pooled(x):
-    return L.GlobalAveragePooling2D()(x)
-
-
 ENDS = {
-    "classifier": lambda x: L.Dense(5, name="logits")(_pooled(x)),
-    "several": lambda x: {
-        "boxes": L.Reshape((-1, 4), name="rows")(L.Conv2D(4, 1, name="box")(x)),
-        "age": L.Dense(1, name="years")(_pooled(x)),
-        "kind": L.Dense(3, name="scores")(_pooled(x)),
+    "classifier": "GlobalAveragePooling2D | Dense 5 name=logits",
+    "several": {
+        "boxes": "Conv2D 4 1 name=box | Reshape (-1,4) name=rows",
+        "age": "GlobalAveragePooling2D | Dense 1 name=years",
+        "kind": "GlobalAveragePooling2D | Dense 3 name=scores",
     },
-    "segmentation": L.Conv2DTranspose(3, 2, strides=2, name="mask"),
-    "regression": lambda x: L.Dense(2, activation="relu", name="sizes")(L.Flatten()(x)),
-    "sigmoid": lambda x: L.Dense(1, activation="sigmoid", name="yes")(L.Flatten()(x)),
-    "probabilities": lambda x: L.Dense(6, activation="softmax", name="classes")(_pooled(x)),
-    "moved_probabilities": lambda x: L.Reshape((-1, 3), name="rows")(
-        L.Conv2D(3, 1, activation="softmax", name="anchors")(x)
-    ),
-    "many_classes": lambda x: L.Dense(512, name="logits")(_pooled(x)),
+    "segmentation": "Conv2DTranspose 3 2 2 name=mask",
+    "regression": "Flatten | Dense 2 relu name=sizes",
+    "sigmoid": "Flatten | Dense 1 sigmoid name=yes",
+    "probabilities": "GlobalAveragePooling2D | Dense 6 softmax name=classes",
+    "moved_probabilities": "Conv2D 3 1 activation=softmax name=anchors | Reshape (-1,3) name=rows",
+    "many_classes": "GlobalAveragePooling2D | Dense 512 name=logits",
 }
 
 
@@ -60,7 +54,8 @@ def _quantized(name):
     image = keras.Input((12, 12, 3), name="image")
     tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
     tensor = L.Conv2D(8, 3, 2, padding="same", activation="relu", name="more")(tensor)
-    return calibrated(keras.Model(image, ENDS[name](tensor)), 4, PIXELS.astype(np.float32))
+    outputs = tf.nest.map_structure(lambda end: through(tensor, end), ENDS[name])
+    return calibrated(keras.Model(image, outputs), 4, PIXELS.astype(np.float32))
 
 
 @pytest.fixture(scope="module", params=[name for name in ENDS if name != "many_classes"])
@@ -78,15 +73,9 @@ def _parsed(path):
     return read_contents(path.read_bytes(), path.name)
 
 
-def _runtime(path):
-    return Runtime(path.read_bytes(), keep_tensors=False)
-
-
 @pytest.mark.parametrize("kind", INTEGERS)
-def test_nothing_of_the_file_is_float_and_its_outputs_stand_for_those_of_the_float_file(
-    files, kind
-):
-    _, paths, reports = files
+def test_nothing_of_it_is_float_and_its_outputs_stand_for_those_of_the_float_file(files, kind):
+    model, paths, reports = files
     assert {made.type for made in _parsed(paths[kind]).outputs} == {kind.upper()}
     assert reports[kind].float_operators == []
     assert reports["float32"].float_operators
@@ -94,27 +83,35 @@ def test_nothing_of_the_file_is_float_and_its_outputs_stand_for_those_of_the_flo
     assert not any("float32" in text for text in reports[kind].warnings)
     # The last codes are called as the outputs.
     assert len(reports["float32"].certified) <= len(reports[kind].certified)
-    expected, found = (_runtime(paths[one]).run(PIXELS) for one in ("float32", kind))
+    expected, found = (file_outputs(paths[one], PIXELS) for one in ("float32", kind))
     # Functions of codes have 256 of them, the largest of 255/256.
     off = 1.1 / 256 if FUNCTIONS & set(reports[kind].operators) else 0.0
     np.testing.assert_allclose(found, expected, rtol=0, atol=off)
     assert np.ptp(found) > 0
+    # A file that is read back computes the same, and is written the same.
+    content = paths[kind].read_bytes()
+    graph, settings = (
+        read_graph(content, "file"),
+        FileSettings.of_file(_parsed(paths[kind]).settings, "file"),
+    )
+    assert settings.output_type == kind
+    assert [graph.codes(name).dtype for name in graph.outputs] == [kind] * len(graph.outputs)
+    np.testing.assert_array_equal(outputs_of(simulate(graph, PIXELS), graph), found)
+    assert file_content(file_graph(Network(model), settings), settings) == content
 
 
 def test_the_integers_of_uint8_are_128_more_than_those_of_int8(files):
     _, paths, _ = files
-    (signed, one), (unsigned, other) = (
-        (Runtime(paths[kind].read_bytes(), keep_tensors=True), _parsed(paths[kind]).outputs)
-        for kind in INTEGERS
-    )
-    signed.run(PIXELS[:1]), unsigned.run(PIXELS[:1])
-    for lower, higher in zip(one, other, strict=True):
+    found = []
+    for path in (paths[kind] for kind in INTEGERS):
+        runtime, outputs = Runtime(path.read_bytes(), keep_tensors=True), _parsed(path).outputs
+        runtime.run(PIXELS[:1])
+        made = runtime.tensors([output.name for output in outputs]).values()
+        found.append([*zip(outputs, made, strict=True)])
+    for (lower, signed), (higher, unsigned) in zip(*found, strict=True):
         assert lower.scales == higher.scales
         assert lower.zero_points + 128 == higher.zero_points
-        np.testing.assert_array_equal(
-            signed.tensors([lower.name])[lower.name].astype(int) + 128,
-            unsigned.tensors([higher.name])[higher.name],
-        )
+        np.testing.assert_array_equal(signed.astype(int) + 128, unsigned)
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
@@ -135,24 +132,10 @@ def test_every_code_of_every_runtime_is_the_simulated_one(files, kind):
         assert found.agreement >= 0.9
         return
     float_file = sat_tf.verify_tflite(model, paths["float32"], PIXELS, progress=False)
-    for one, other in zip(
-        found.runtimes["xnnpack"].outputs, float_file.runtimes["xnnpack"].outputs, strict=True
-    ):
+    outputs = (each.runtimes["xnnpack"].outputs for each in (found, float_file))
+    for one, other in zip(*outputs, strict=True):
         for field in ("agreement", "largest_difference", "values"):
             assert getattr(one, field) == getattr(other, field)
-
-
-@pytest.mark.parametrize("kind", INTEGERS)
-def test_a_file_that_is_read_back_computes_the_same_and_is_written_the_same(files, kind):
-    model, paths, _ = files
-    content = paths[kind].read_bytes()
-    graph = read_graph(content, "file")
-    settings = FileSettings.of_file(read_contents(content, "file").settings, "file")
-    assert settings.output_type == kind
-    assert [graph.codes(name).dtype for name in graph.outputs] == [kind] * len(graph.outputs)
-    found = outputs_of(simulate(graph, PIXELS), graph)
-    np.testing.assert_array_equal(found, _runtime(paths[kind]).run(PIXELS))
-    assert file_content(file_graph(Network(model), settings), settings) == content
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -165,17 +148,14 @@ def test_the_shift_to_uint8_is_exact_for_every_code(runtime, scale, zero_point):
     operations = (ShiftImage(("image",), "codes"), ShiftOutput(("codes",), "more"))
     images = (Image("image", (256,), codes.scale, zero_point + 128),)
     graph = Graph("shift", tensors, operations, images, "more")
-    content = serialize(graph, {})
-    pixels = np.arange(256, dtype=np.uint8)[np.newaxis]
+    content, pixels = serialize(graph, {}), np.arange(256, dtype=np.uint8)[np.newaxis]
     found = Runtime(content, runtime, keep_tensors=True)
-    output = found.run(pixels)
+    expected = (np.arange(256) - zero_point - 128) * np.float32(scale)
+    np.testing.assert_array_equal(found.run(pixels)[0], expected.astype(np.float32))
     np.testing.assert_array_equal(found.tensors(["more"])["more"], pixels)
     np.testing.assert_array_equal(simulate(graph, pixels)["more"], pixels)
-    expected = (np.arange(256) - codes.zero_point - 128) * np.float32(scale)
-    np.testing.assert_array_equal(output[0], expected.astype(np.float32))
     again = read_graph(content, "file")
-    assert again.tensors == graph.tensors
-    assert again.operations == graph.operations
+    assert (again.tensors, again.operations) == (graph.tensors, graph.operations)
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
@@ -203,19 +183,12 @@ def test_accuracy_and_outputs_are_those_of_the_float_file(tmp_path, kind):
     expected = evaluate_tflite(paths["float32"], PIXELS, labels, **settings)
     for measured in (evaluate_tflite, evaluate_simulator):
         assert measured(paths[kind], PIXELS, labels, **settings).top == expected.top
-    outputs = [_runtime(path).run(PIXELS) for path in paths.values()]
+    outputs = [file_outputs(path, PIXELS) for path in paths.values()]
     np.testing.assert_array_equal(*outputs)
     assert outputs[1].dtype == np.float32
     found = verify_file(paths[kind], PIXELS, labels, progress=False)
     assert found.top1["tflite"] == expected.top[1]
     assert found.codes_differing == 0
-
-
-def test_float_files_say_nothing_of_it_and_files_that_say_nothing_are_float():
-    assert "output_type" not in json.loads(FileSettings().to_json({}))
-    for kind in INTEGERS:
-        settings = FileSettings(output_type=kind)
-        assert FileSettings.of_file(json.loads(settings.to_json({})), "file") == settings
 
 
 def test_kernels_that_may_end_their_process_on_many_classes_are_left_out(path):
@@ -231,7 +204,7 @@ PICTURES = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3)).astype(np.ui
 
 def _features():
     picture = L.Input((8, 8, 3), name="picture")
-    return picture, L.GlobalAveragePooling2D(name="mean")(L.Conv2D(4, 3, name="conv")(picture))
+    return picture, through(picture, "Conv2D 4 3 name=conv | GlobalAveragePooling2D name=mean")
 
 
 def _of_pictures(model, policy=8):
@@ -242,22 +215,21 @@ def _of_pictures(model, policy=8):
 def quantized():
     """Outputs of each kind; the last two are one layer, and the codes of `scores` have a name."""
     picture, mean = _features()
-    shared = L.Dense(2, activation="sigmoid", name="shared")
-    outputs = {
-        "probs": L.Dense(3, activation="softmax", name="probs")(mean),
-        "softmax": L.Softmax(name="softmax")(L.Dense(3, name="logits")(mean)),
-        "box": L.Dense(4, name="box")(mean),
-        "sizes": L.Dense(2, activation="relu", name="sizes")(mean),
-        "angle": L.Dense(2, activation="tanh", name="angle")(mean),
-        "rows": L.Reshape((1, 3), name="rows")(L.Dense(3, name="row")(mean)),
-        "dropped": L.Dropout(0.5, name="dropped")(L.Dense(3, name="kept")(mean)),
-        "inner": keras.Sequential([L.Dense(3, name="d"), L.Softmax(name="s")], name="inner")(mean),
-        "scores": L.Dense(3, name="scores")(
-            L.Dense(4, activation="relu", name="scores_codes")(mean)
-        ),
-        "shared": shared(mean),
-        "shared_1": shared(L.ReLU(name="positive")(mean)),
+    ends = {
+        "probs": "Dense 3 softmax name=probs",
+        "softmax": "Dense 3 name=logits | Softmax name=softmax",
+        "box": "Dense 4 name=box",
+        "sizes": "Dense 2 relu name=sizes",
+        "angle": "Dense 2 tanh name=angle",
+        "rows": "Dense 3 name=row | Reshape (1,3) name=rows",
+        "dropped": "Dense 3 name=kept | Dropout 0.5 name=dropped",
+        "scores": "Dense 4 relu name=scores_codes | Dense 3 name=scores",
     }
+    outputs = {name: through(mean, layers) for name, layers in ends.items()}
+    inner = keras.Sequential([L.Dense(3, name="d"), L.Softmax(name="s")], name="inner")
+    shared = L.Dense(2, activation="sigmoid", name="shared")
+    outputs |= {"inner": inner(mean), "shared": shared(mean)}
+    outputs |= {"shared_1": shared(L.ReLU(name="positive")(mean))}
     model = keras.Model(picture, list(outputs.values()))
     assert model.output_names == list(outputs)
     return model, _of_pictures(model)
@@ -319,10 +291,7 @@ def test_an_ending_that_the_export_adds_keeps_the_name(settings, path):
 @pytest.mark.parametrize("route", ["direct", "converter"])
 def test_the_keys_of_a_dictionary_are_the_names(route, path):
     picture, mean = _features()
-    outputs = {
-        "class": L.Dense(3, activation="softmax", name="probs")(mean),
-        "where": L.Dense(2, name="box")(mean),
-    }
+    outputs = {"class": L.Dense(3, activation="softmax")(mean), "where": L.Dense(2)(mean)}
     q = _of_pictures(keras.Model({"image": picture}, outputs))
     sat_tf.export_tflite(q, path, route=route)
     assert _names(path)[:2] == (["image"], ["class", "where"])

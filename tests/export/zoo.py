@@ -4,13 +4,18 @@ Weights are random and nothing is trained, but normalizations are as hard as tra
 negative, zero, next to zero and huge, some channels are dead, some biases are large.
 """
 
+import ast
 import dataclasses
 import functools
+import itertools
+import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
@@ -19,14 +24,11 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 
 layers = keras.layers
-ReLU, Dense = layers.ReLU, layers.Dense
+ReLU, Dense, normalization = layers.ReLU, layers.Dense, layers.BatchNormalization
+Builder = Callable[[], keras.Model]
 
 # The first channels of every normalization have these; the others are plain.
 _EXTREME_GAMMAS = (0.0, 1e-7, -1e-12, 40.0)
-
-
-def normalization(**settings) -> keras.layers.Layer:
-    return layers.BatchNormalization(**settings)
 
 
 def convolution(filters: int, size=3, **settings) -> keras.layers.Layer:
@@ -41,7 +43,7 @@ def depthwise(size=3, **settings) -> keras.layers.Layer:
 class Specimen:
     """A model of the zoo."""
 
-    build: Callable[[], keras.Model]  # Makes the float model.
+    build: Builder  # Makes the float model.
     policy: BitPolicy = dataclasses.field(default_factory=lambda: BitPolicy.mobile(4))
     float_head: bool = False  # Exported with a float head.
     calibrated: bool = True  # Clipping levels, statistics and ranges come from images.
@@ -103,23 +105,16 @@ def _realistic(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> n
     return kernel
 
 
-def set_clipping_levels(value: float) -> Callable[[keras.Model], None]:
-    """Sets all clipping levels of a model."""
+def move_clipping_levels(
+    level_of: Callable[[tf.Variable], Any], name: str = ""
+) -> Callable[[keras.Model], None]:
+    """Moves the clipping levels of a model, or the one of the layer of a name."""
 
     def change(model: keras.Model) -> None:
         for layer in model.layers:
-            if "clipping_level" in getattr(layer, "output_variables", {}):
-                layer.output_variables["clipping_level"].assign(value)
-
-    return change
-
-
-def scale_clipping_level(name: str, factor: float) -> Callable[[keras.Model], None]:
-    """Multiplies the clipping level of one layer."""
-
-    def change(model: keras.Model) -> None:
-        level = model.get_layer(f"quant_{name}").output_variables["clipping_level"]
-        level.assign(level * factor)
+            level = getattr(layer, "output_variables", {}).get("clipping_level")
+            if level is not None and layer.name.endswith(name):
+                level.assign(level_of(level))
 
     return change
 
@@ -128,13 +123,46 @@ def forget_variances(model: keras.Model) -> None:
     """Sets the moving variance of some channels to zero, as dead ones have it."""
     for layer in map(inner_layer, model.layers):
         if isinstance(layer, layers.BatchNormalization):
-            variance = layer.moving_variance.numpy()
-            variance[-2:] = 0.0
-            layer.moving_variance.assign(variance)
+            layer.moving_variance.assign([*layer.moving_variance[:-2], 0.0, 0.0])
 
 
-def chain(shape: tuple[int, ...], *rest: keras.layers.Layer) -> keras.Model:
-    return keras.Sequential([layers.Input(shape), *rest])
+_SHORT_NAMES = {"conv": convolution, "depthwise": depthwise, "norm": normalization}
+
+
+def _value(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return text
+
+
+def layers_of(text: str) -> list[keras.layers.Layer]:
+    """Layers by their names and arguments, with a normalization and a rectifier behind a `block`.
+
+    >>> [type(layer).__name__ for layer in layers_of("block conv 8 strides=2 | MaxPooling2D (1,2)")]
+    ['Conv2D', 'BatchNormalization', 'ReLU', 'MaxPooling2D']
+    """
+    made = []
+    for part in text.split(" | "):
+        name, *words = part.removeprefix("block ").split()
+        settings = dict(word.split("=") for word in words if "=" in word)
+        settings = {key: _value(setting) for key, setting in settings.items()}
+        arguments = [_value(word) for word in words if "=" not in word]
+        kind = _SHORT_NAMES.get(name) or getattr(layers, name)
+        made += [kind(*arguments, **settings)]
+        made += [normalization(), ReLU()] if part.startswith("block ") else []
+    return made
+
+
+def through(tensor: Any, text: str) -> Any:
+    """What layers in a row make of a tensor."""
+    return functools.reduce(lambda made, layer: layer(made), layers_of(text), tensor)
+
+
+def chain(shape: tuple[int, ...], *rest: keras.layers.Layer | str) -> keras.Model:
+    """A sequential model of layers, which texts may stand for."""
+    parts = (layers_of(part) if isinstance(part, str) else [part] for part in rest)
+    return keras.Sequential([layers.Input(shape), *itertools.chain(*parts)])
 
 
 def block(*rest: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -146,13 +174,10 @@ def head(classes: int = 4) -> list[keras.layers.Layer]:
     return [layers.GlobalAveragePooling2D(), Dense(classes)]
 
 
-def flat_head(classes: int = 3) -> list[keras.layers.Layer]:
-    return [layers.Flatten(), Dense(classes)]
+_HEAD, _FLAT_HEAD = "GlobalAveragePooling2D | Dense 4", "Flatten | Dense 3"
 
 
-def windows(
-    shape: tuple[int, ...], size: int, stride: int, dilation: int = 1
-) -> Callable[[], keras.Model]:
+def windows(shape: tuple[int, ...], size: int, stride: int, dilation: int = 1) -> Builder:
     """The same kernel with and without padding, beside each other."""
 
     def build() -> keras.Model:
@@ -167,53 +192,95 @@ def windows(
     return build
 
 
-def dilated_depthwise() -> keras.Model:
-    narrow = depthwise(3, dilation_rate=3, padding="valid")
-    return chain((14, 15, 3), *block(depthwise((5, 3), dilation_rate=2), narrow), *flat_head())
+# Models of layers in a row: the name, the shape of an image, and the layers; lines go on where they
+# are indented. `mean` stands for the end with a global mean, and `flat` for that with a Flatten.
+_CHAINS = """
+# Windows.
+depthwise: 15,12,4 | block depthwise 5 | block depthwise strides=2 padding=valid
+    | block depthwise strides=2 | mean
+uneven_windows: 18,19,3 | block conv 8 (1,5) strides=(2,1) | MaxPooling2D (3,2) (1,2) same
+    | block conv 7 (4,2) dilation_rate=(1,3) | AveragePooling2D (1,3) (2,1) | flat
+depth_multiplier: 9,9,3 | block depthwise depth_multiplier=2
+    | block depthwise depth_multiplier=3 strides=2 | block conv 5 1 | mean
+depth_multiplier_of_one_channel: 9,10,1
+    | DepthwiseConv2D 3 depth_multiplier=6 strides=2 activation=relu | flat
+# Dense layers.
+flat_pixels: 20, | Dense 12 relu | Dense 5
+flat_pixels_normalized: 20, | norm | block Dense 12 | block Dense 9 | Dense 5 | norm
+flattened: 6,7,1 | Flatten | Dense 12 relu | Dense 5
+dense_on_pixels: 6,5,3 | block Dense 8 | Dense 7 relu | mean
+dense_on_a_sequence: 6,5,3 | conv 8 | Reshape (30,8) | block Dense 8 | Dense 6 | norm
+    | Reshape (5,6,6) | ReLU | mean
+# Normalizations and rectifiers: behind the image, a rectifier, each other and a pooling.
+rectified_convolutions: 8,8,3 | Conv2D 6 3 activation=relu | DepthwiseConv2D 3 activation=relu
+    | Conv2D 6 1 activation=relu | flat
+normalizations_alone: 8,8,6 | norm | Conv2D 8 3 activation=relu | norm | norm scale=False | ReLU
+    | conv 8 | norm center=False epsilon=1e-5 | MaxPooling2D | ReLU | norm scale=False center=False
+    | Flatten | Dense 3 use_bias=False
+relu6: 8,8,3 | conv 8 | norm | ReLU 6.0 | conv 8 | norm | ReLU 1.0 | Activation relu6 | mean
+# A convolution and a depthwise separable one; only rectifiers enter linear layers.
+activations_of_8_bits: 8,9,3 | block conv 8 | block depthwise | block conv 8 1 | mean
+# Averages that can be negative, and nothing but a rectifier or a dense layer behind.
+signed_mean_float_streams: 8,9,3 | conv 8 | norm | GlobalAveragePooling2D | Dense 4
+rectified_mean_float_streams: 8,9,3 | conv 8 | norm | GlobalAveragePooling2D | ReLU | Dense 4
+# Data movement.
+max_pooling: 15,17,3 | MaxPooling2D 2 | block conv 8 | MaxPooling2D 3 2 same | conv 8 1 | norm
+    | MaxPooling2D 2 1 | conv 6 1 | mean
+average_pooling: 9,12,3 | AveragePooling2D 2 | block conv 8 | AveragePooling2D (2,3) (1,2)
+    | conv 8 1 | norm | AveragePooling2D (3,1) 1 | AveragePooling2D 1 2 same | conv 6 1 | flat
+# Windows that reach beyond the image, of coarse codes, of fine ones and of signed ones.
+padded_average_pooling: 9,12,3 | AveragePooling2D 3 2 same | block conv 8
+    | AveragePooling2D 3 1 same | block conv 8 1 | conv 8 1 | norm | AveragePooling2D (2,3) 2 same
+    | flat
+padded_average_pooling_float_streams: 9,8,3 | block conv 8 | AveragePooling2D 3 2 same
+    | AveragePooling2D 2 | conv 6 1 | flat
+# An end like that of VGG: dense layers with biases, rectifiers and dropout.
+several_dense: 8,8,3 | Conv2D 6 3 padding=same activation=relu
+    | Conv2D 6 3 padding=same activation=relu | MaxPooling2D | Flatten | Dense 16 relu
+    | Dropout 0.5 | Dense 16 relu | Dropout 0.5 | Dense 5
+pooled_features_convolved: 8,8,3 | block conv 8 | GlobalAveragePooling2D keepdims=True
+    | Dropout 0.1 | Conv2D 5 1 | Reshape (5,) | Softmax
+# Padding as keras.applications has it, and a stream that is padded.
+zero_padding: 9,8,4 | ZeroPadding2D ((0,1),(0,1)) | conv 8 strides=2 padding=valid | norm
+    | ReLU 6.0 | ZeroPadding2D 1 | depthwise strides=2 padding=valid | norm
+    | ZeroPadding2D ((1,0),(0,2)) | block conv 8 | mean
+# Ends; of the second, a softmax over the channels, whose result is moved.
+softmax: 8,8,3 | block conv 8 | GlobalAveragePooling2D | Dense 4 softmax
+softmax_of_pixels: 6,7,3 | block conv 8 | Conv2D 4 1 | Softmax | Flatten
+output_rectified: 8,8,3 | block conv 8
+output_pooled: 8,8,3 | block conv 8 | GlobalAveragePooling2D
+output_normalized: 8,8,3 | block conv 8 | Dense 5 | norm
+output_moved: 8,8,3 | block conv 8 | MaxPooling2D | Flatten
+output_never_observed: 8,8,3 | conv 8 | norm | ReLU 6.0
+"""
 
 
-def depth_multiplier() -> keras.Model:
-    wide = [depthwise(depth_multiplier=2), depthwise(depth_multiplier=3, strides=2)]
-    return chain((9, 9, 3), *block(*wide, convolution(5, 1)), *head())
+def _builder(shape: str, rest: str) -> Builder:
+    text = rest.replace("| mean", f"| {_HEAD}").replace("| flat", f"| {_FLAT_HEAD}")
+    return lambda: chain(ast.literal_eval(shape), text.removeprefix("| "))
 
 
-def depth_multiplier_of_one_channel() -> keras.Model:
-    first = layers.DepthwiseConv2D(3, depth_multiplier=6, strides=2, activation="relu")
-    return chain((9, 10, 1), first, *flat_head())
-
-
-def separable() -> keras.Model:
-    """A convolution and a depthwise separable one; only rectifiers enter linear layers."""
-    return chain((8, 9, 3), *block(convolution(8), depthwise(), convolution(8, 1)), *head())
+_BUILDERS = {
+    name: _builder(*layers)
+    for name, *layers in re.findall(
+        r"^(\w+): ([\d,]+) (.*)$", _CHAINS.replace("\n    ", " "), re.MULTILINE
+    )
+}
 
 
 def bottleneck() -> keras.Model:
     """The same with a linear bottleneck, whose codes are signed."""
-    linear = (convolution(8, 1), normalization())
-    return chain(
-        (8, 9, 3), *block(convolution(8), depthwise()), *linear, *block(convolution(9, 1)), *head()
-    )
+    linear, first = layers_of("conv 8 1 | norm"), "block conv 8 | block depthwise"
+    return chain((8, 9, 3), first, *linear, f"block conv 9 1 | {_HEAD}")
 
 
-def flat_pixels() -> keras.Model:
-    return chain((20,), Dense(12, activation="relu"), Dense(5))
+def dilated_depthwise() -> keras.Model:
+    narrow = depthwise(3, dilation_rate=3, padding="valid")
+    wide = depthwise((5, 3), dilation_rate=2)
+    return chain((14, 15, 3), *block(wide, narrow), _FLAT_HEAD)
 
 
-def dense_on_a_sequence() -> keras.Model:
-    return chain(
-        (6, 5, 3),
-        convolution(8),
-        layers.Reshape((30, 8)),
-        *block(Dense(8)),
-        Dense(6),
-        normalization(),
-        layers.Reshape((5, 6, 6)),
-        ReLU(),
-        *head(),
-    )
-
-
-def residual(*, rectified: bool) -> Callable[[], keras.Model]:
+def residual(*, rectified: bool) -> Builder:
     def build() -> keras.Model:
         image = layers.Input((8, 9, 3))
         x = ReLU()(normalization()(convolution(8)(image)))
@@ -221,20 +288,17 @@ def residual(*, rectified: bool) -> Callable[[], keras.Model]:
         x = layers.Add(name="first_sum")([normalization(name="deep")(convolution(8)(x)), wide])
         x = ReLU()(x) if rectified else x
         x = layers.Add()([x, normalization()(convolution(8)(x))])
-        x = ReLU()(x) if rectified else x
-        x = layers.GlobalAveragePooling2D()(x)
-        return keras.Model(image, Dense(4)(x))
+        return keras.Model(image, through(x, f"ReLU | {_HEAD}" if rectified else _HEAD))
 
     return build
 
 
-def sum_with_image(*, rectified: bool) -> Callable[[], keras.Model]:
+def sum_with_image(*, rectified: bool) -> Builder:
     def build() -> keras.Model:
         image = layers.Input((8, 9, 3))
         x = layers.Add()([image, layers.Conv2D(3, 3, padding="same")(image)])
-        x = ReLU()(x) if rectified else x
-        x = ReLU()(normalization()(convolution(8)(x)))
-        return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(x)))
+        end = f"block conv 8 | {_HEAD}"
+        return keras.Model(image, through(x, f"ReLU | {end}" if rectified else end))
 
     return build
 
@@ -256,8 +320,7 @@ def preactivation() -> keras.Model:
     for _ in range(2):
         y = convolution(8)(ReLU()(normalization()(x)))
         x = layers.Add()([x, convolution(8)(ReLU()(normalization()(y)))])
-    x = layers.GlobalAveragePooling2D()(ReLU()(normalization()(x)))
-    return keras.Model(image, Dense(4)(x))
+    return keras.Model(image, through(x, f"norm | ReLU | {_HEAD}"))
 
 
 def two_readers() -> keras.Model:
@@ -271,8 +334,7 @@ def two_readers() -> keras.Model:
 def average_of_a_float_sum() -> keras.Model:
     image = layers.Input((8, 9, 3))
     x = layers.Add()([convolution(4)(image), convolution(4, 5)(image)])
-    x = layers.AveragePooling2D(3, 2, "same")(x)
-    return keras.Model(image, Dense(3)(layers.Flatten()(x)))
+    return keras.Model(image, through(x, f"AveragePooling2D 3 2 same | {_FLAT_HEAD}"))
 
 
 def inception() -> keras.Model:
@@ -300,8 +362,8 @@ def densely_connected() -> keras.Model:
     for _ in range(3):
         y = convolution(4)(ReLU()(normalization()(x)))
         x = layers.Concatenate()([x, y])
-    x = layers.AveragePooling2D()(convolution(6, 1)(ReLU()(normalization()(x))))
-    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(ReLU()(x))))
+    end = f"norm | ReLU | conv 6 1 | AveragePooling2D | ReLU | {_HEAD}"
+    return keras.Model(image, through(x, end))
 
 
 def output_concatenated() -> keras.Model:
@@ -322,27 +384,12 @@ def sums_of_many(count: int = 4) -> keras.Model:
 def pooled_stem() -> keras.Model:
     """A stem whose sums are pooled before anything normalizes or rectifies them."""
     image = layers.Input((16, 16, 3))
-    x = layers.ZeroPadding2D(3)(image)
-    x = layers.Conv2D(8, 7, strides=2, use_bias=False)(x)
-    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))
+    stem = "ZeroPadding2D 3 | Conv2D 8 7 strides=2 use_bias=False | ZeroPadding2D 1"
+    x = through(image, f"{stem} | MaxPooling2D 3 2")
     for _ in range(2):
-        y = ReLU()(normalization()(x))
-        y = ReLU()(normalization()(convolution(4, 1)(y)))
+        y = through(x, "norm | ReLU | block conv 4 1")
         x = layers.Add()([x, convolution(8, 1)(ReLU()(normalization()(convolution(4)(y))))])
-    x = ReLU()(normalization()(x))
-    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(x)))
-
-
-def signed_mean(*rest: keras.layers.Layer) -> Callable[[], keras.Model]:
-    """Averages that can be negative, and nothing but a rectifier or a dense layer behind."""
-    return lambda: chain(
-        (8, 9, 3),
-        convolution(8),
-        normalization(),
-        layers.GlobalAveragePooling2D(),
-        *(type(layer).from_config(layer.get_config()) for layer in rest),
-        Dense(4),
-    )
+    return keras.Model(image, through(x, f"norm | ReLU | {_HEAD}"))
 
 
 def average_of_a_convolution() -> keras.Model:
@@ -356,17 +403,9 @@ def average_of_a_convolution() -> keras.Model:
     return keras.Model(image, layers.Add()([layers.Add()([flat, mean]), total]))
 
 
-def classifier(end: Callable[[], list[keras.layers.Layer]]) -> Callable[[], keras.Model]:
-    return lambda: chain((8, 8, 3), *block(convolution(8)), *end())
-
-
-def pooled_softmax() -> list[keras.layers.Layer]:
-    return [layers.GlobalAveragePooling2D(), Dense(4, activation="softmax")]
-
-
 def output_sum() -> keras.Model:
     image = layers.Input((8, 8, 3))
-    x = ReLU()(normalization()(convolution(8)(image)))
+    x = through(image, "block conv 8")
     return keras.Model(image, layers.Add()([x, convolution(8, 1)(x)]))
 
 
@@ -399,129 +438,49 @@ def names_that_meet() -> keras.Model:
 _REQUANTIZED = BitPolicy.mobile(4, requantize_streams=True)
 
 
-def _windows() -> dict[str, Specimen]:
-    shapes = {1: (12, 13, 1), 2: (11, 16, 3), 3: (15, 10, 4)}
-    return {
-        f"kernel_{size}_stride_{stride}": Specimen(windows(shape, size, stride))
-        for size in (1, 3, 5, 7)
-        for stride, shape in shapes.items()
-    }
-
-
 def _grids() -> dict[str, Specimen]:
     """Every grid at every width that fits int8; activations have as many bits."""
     widths = {"dorefa": range(1, 8), "narrow": range(2, 9), "rounded": range(2, 8)}
     zoo = {}
     for grid, bits in [(grid, bits) for grid, every in widths.items() for bits in every]:
+        fields = {"first_last_weight_bits": None, "weight_range": ("layer", "channel")[bits % 2]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # narrow at 2 bits trains badly
-            policy = BitPolicy.mobile(
-                bits,
-                weight_grid=grid,
-                first_last_weight_bits=None,
-                weight_range="channel" if bits % 2 else "layer",
-            )
-        zoo[f"{grid}_{bits}_bits"] = Specimen(
-            lambda: chain((6, 7, 3), *block(convolution(8), depthwise()), *head()), policy
-        )
+            policy = BitPolicy.mobile(bits, weight_grid=grid, **fields)
+        build = _builder("6,7,3", "| block conv 8 | block depthwise | mean")
+        zoo[f"{grid}_{bits}_bits"] = Specimen(build, policy)
     return zoo
 
 
+_OF_FLOAT_STREAMS = ("signed_mean", "rectified_mean", "padded_average_pooling")
+_SETTINGS: dict[str, dict[str, Any]] = {
+    # A coarse channel's scale is moved to give its constant: far from that, codes are others.
+    "dense_on_a_sequence": {"largest": 6},
+    "activations_of_8_bits": {"policy": BitPolicy.mobile(2, activation_bits=8)},
+    **{name: {"policy": _REQUANTIZED} for name in ("max_pooling", "padded_average_pooling")},
+    **{f"{name}_float_streams": {"policy": BitPolicy.paper(4)} for name in _OF_FLOAT_STREAMS},
+    "output_never_observed": {"calibrated": False},
+}
+_TWO_READERS = {"coarse": {"activation_bits": 2}, "fine": {"activation_bits": 5}}
+
 ZOO: dict[str, Specimen] = {
-    **_windows(),
+    **{
+        f"kernel_{size}_stride_{stride}": Specimen(windows(shape, size, stride))
+        for size in (1, 3, 5, 7)
+        for stride, shape in enumerate([(12, 13, 1), (11, 16, 3), (15, 10, 4)], start=1)
+    },
     **_grids(),
+    **{name: Specimen(build, **_SETTINGS.get(name, {})) for name, build in _BUILDERS.items()},
     # Windows.
     "dilated": Specimen(windows((16, 15, 3), 3, 1, dilation=3)),
-    "depthwise": Specimen(
-        lambda: chain(
-            (15, 12, 4),
-            *block(depthwise(5), depthwise(3, strides=2, padding="valid"), depthwise(3, strides=2)),
-            *head(),
-        )
-    ),
     "dilated_depthwise": Specimen(dilated_depthwise),
-    "uneven_windows": Specimen(
-        lambda: chain(
-            (18, 19, 3),
-            *block(convolution(8, (1, 5), strides=(2, 1))),
-            layers.MaxPooling2D((3, 2), (1, 2), "same"),
-            *block(convolution(7, (4, 2), dilation_rate=(1, 3))),
-            layers.AveragePooling2D((1, 3), (2, 1)),
-            *flat_head(),
-        )
-    ),
-    "depth_multiplier": Specimen(depth_multiplier),
-    "depth_multiplier_of_one_channel": Specimen(depth_multiplier_of_one_channel),
-    # Dense layers.
-    "flat_pixels": Specimen(flat_pixels),
-    "flat_pixels_normalized": Specimen(
-        lambda: chain(
-            (20,), normalization(), *block(Dense(12), Dense(9)), Dense(5), normalization()
-        )
-    ),
-    "flattened": Specimen(
-        lambda: chain((6, 7, 1), layers.Flatten(), Dense(12, activation="relu"), Dense(5))
-    ),
-    "dense_on_pixels": Specimen(
-        lambda: chain((6, 5, 3), *block(Dense(8)), Dense(7, activation="relu"), *head())
-    ),
-    "dense_on_a_sequence": Specimen(
-        dense_on_a_sequence,
-        # A coarse channel's scale is moved to give its constant: far from that, codes are others.
-        largest=6,
-    ),
-    # Normalizations and rectifiers.
-    "rectified_convolutions": Specimen(
-        lambda: chain(
-            (8, 8, 3),
-            layers.Conv2D(6, 3, activation="relu"),
-            layers.DepthwiseConv2D(3, activation="relu"),
-            layers.Conv2D(6, 1, activation=keras.activations.relu),
-            *flat_head(),
-        )
-    ),
-    "normalizations_alone": Specimen(
-        # Normalizations behind the image, a rectifier, each other and a pooling.
-        lambda: chain(
-            (8, 8, 6),
-            normalization(),
-            layers.Conv2D(8, 3, activation="relu"),
-            normalization(),
-            normalization(scale=False),
-            ReLU(),
-            convolution(8),
-            normalization(center=False, epsilon=1e-5),
-            layers.MaxPooling2D(),
-            ReLU(),
-            normalization(scale=False, center=False),
-            layers.Flatten(),
-            Dense(3, use_bias=False),
-        )
-    ),
-    "relu6": Specimen(
-        lambda: chain(
-            (8, 8, 3),
-            convolution(8),
-            normalization(),
-            ReLU(6.0),
-            convolution(8),
-            normalization(),
-            ReLU(max_value=1.0),
-            layers.Activation("relu6"),
-            *head(),
-        )
-    ),
-    "no_variance": Specimen(
-        # The statistics say that these channels are dead, which they are not: their scales are
-        # moved to give their constants, and all other sums may be off by half of the codes.
-        bottleneck,
-        _REQUANTIZED,
-        change=forget_variances,
-        largest=128,
-    ),
+    # The statistics say that these channels are dead, which they are not: their scales are moved
+    # to give their constants, and all other sums may be off by half of the codes.
+    "no_variance": Specimen(bottleneck, _REQUANTIZED, change=forget_variances, largest=128),
     # Bits.
-    "activations_of_8_bits": Specimen(separable, BitPolicy.mobile(2, activation_bits=8)),
-    "activations_of_1_bit": Specimen(separable, BitPolicy.mobile(5, activation_bits=1)),
+    "activations_of_1_bit": Specimen(
+        _BUILDERS["activations_of_8_bits"], BitPolicy.mobile(5, activation_bits=1)
+    ),
     "bottleneck": Specimen(bottleneck),
     "bottleneck_of_3_bits": Specimen(bottleneck, BitPolicy.mobile(3, stream_bits=3)),
     "bottleneck_of_2_bits": Specimen(
@@ -531,8 +490,8 @@ ZOO: dict[str, Specimen] = {
         bottleneck, BitPolicy.mobile(3, weight_range="channel", rescale="stddev")
     ),
     "pixels_to_one": Specimen(bottleneck, BitPolicy.mobile(4, input_max=1.0)),
-    "tiny_clipping_levels": Specimen(bottleneck, change=set_clipping_levels(1e-3)),
-    "huge_clipping_levels": Specimen(bottleneck, change=set_clipping_levels(1e6)),
+    "tiny_clipping_levels": Specimen(bottleneck, change=move_clipping_levels(lambda level: 1e-3)),
+    "huge_clipping_levels": Specimen(bottleneck, change=move_clipping_levels(lambda level: 1e6)),
     "never_calibrated": Specimen(bottleneck, _REQUANTIZED, calibrated=False),
     # Sums.
     "residual": Specimen(residual(rectified=False), differing=0.1),
@@ -540,13 +499,13 @@ ZOO: dict[str, Specimen] = {
     "residual_of_unequal_levels": Specimen(
         residual(rectified=False),
         _REQUANTIZED,
-        change=scale_clipping_level("wide", 1e-2),
+        change=move_clipping_levels(lambda level: 1e-2 * level, "wide"),
         differing=0.15,  # a bias in units of weights of 4 bits, on steps a hundredth of usual
     ),
     "residual_with_a_branch_next_to_nothing": Specimen(
         residual(rectified=False),
         _REQUANTIZED,
-        change=scale_clipping_level("wide", 1e-4),
+        change=move_clipping_levels(lambda level: 1e-4 * level, "wide"),
         largest=2,
     ),
     "sum_with_image": Specimen(sum_with_image(rectified=False), _REQUANTIZED),
@@ -554,153 +513,27 @@ ZOO: dict[str, Specimen] = {
     "sums_of_other_shapes": Specimen(sums_of_other_shapes, _REQUANTIZED, differing=0.1),
     "preactivation": Specimen(preactivation),
     "preactivation_of_1_bit": Specimen(preactivation, BitPolicy.mobile(1)),
-    "two_readers": Specimen(
-        two_readers,
-        BitPolicy.mobile(
-            4, overrides={"coarse": {"activation_bits": 2}, "fine": {"activation_bits": 5}}
-        ),
-    ),
+    "two_readers": Specimen(two_readers, BitPolicy.mobile(4, overrides=_TWO_READERS)),
     # Float streams.
     "residual_float_streams": Specimen(residual(rectified=False), BitPolicy.paper(3)),
-    "residual_rectified_float_streams": Specimen(
-        # Rectified sums are observed, and then integers.
-        residual(rectified=True),
-        BitPolicy.paper(5),
-    ),
+    # Rectified sums are observed, and then integers.
+    "residual_rectified_float_streams": Specimen(residual(rectified=True), BitPolicy.paper(5)),
     "preactivation_float_streams": Specimen(preactivation, BitPolicy.paper(4)),
-    "signed_mean_float_streams": Specimen(signed_mean(), BitPolicy.paper(4)),
-    "rectified_mean_float_streams": Specimen(signed_mean(ReLU()), BitPolicy.paper(4)),
     "average_float_streams": Specimen(average_of_a_convolution, BitPolicy.paper(4)),
-    "sums_of_many": Specimen(
-        sums_of_many,
-        differing=0.5,  # partial sums are rounded to 8 bits too
-        largest=2,
-        combines_many=True,
-    ),
+    # Partial sums are rounded to 8 bits too.
+    "sums_of_many": Specimen(sums_of_many, differing=0.5, largest=2, combines_many=True),
     "pooled_stem": Specimen(pooled_stem),
     # Concatenations.
     "inception": Specimen(inception, _REQUANTIZED),
     "inception_float_streams": Specimen(inception, BitPolicy.paper(4)),
     "densely_connected": Specimen(densely_connected),
     "output_concatenated": Specimen(output_concatenated),
-    # Data movement.
-    "max_pooling": Specimen(
-        lambda: chain(
-            (15, 17, 3),
-            layers.MaxPooling2D(2),
-            *block(convolution(8)),
-            layers.MaxPooling2D(3, 2, "same"),
-            convolution(8, 1),
-            normalization(),
-            layers.MaxPooling2D(2, 1),
-            convolution(6, 1),
-            *head(),
-        ),
-        _REQUANTIZED,
-    ),
-    "average_pooling": Specimen(
-        lambda: chain(
-            (9, 12, 3),
-            layers.AveragePooling2D(2),
-            *block(convolution(8)),
-            layers.AveragePooling2D((2, 3), (1, 2)),
-            convolution(8, 1),
-            normalization(),
-            layers.AveragePooling2D((3, 1), 1),
-            layers.AveragePooling2D(1, 2, "same"),
-            convolution(6, 1),
-            *flat_head(),
-        )
-    ),
-    "padded_average_pooling": Specimen(
-        # Windows that reach beyond the image, of coarse codes, of fine ones and of signed ones.
-        lambda: chain(
-            (9, 12, 3),
-            layers.AveragePooling2D(3, 2, "same"),
-            *block(convolution(8)),
-            layers.AveragePooling2D(3, 1, "same"),
-            *block(convolution(8, 1)),
-            convolution(8, 1),
-            normalization(),
-            layers.AveragePooling2D((2, 3), 2, "same"),
-            *flat_head(),
-        ),
-        _REQUANTIZED,
-    ),
-    "padded_average_pooling_float_streams": Specimen(
-        lambda: chain(
-            (9, 8, 3),
-            *block(convolution(8)),
-            layers.AveragePooling2D(3, 2, "same"),
-            layers.AveragePooling2D(2),
-            convolution(6, 1),
-            *flat_head(),
-        ),
-        BitPolicy.paper(4),
-    ),
     "average_of_a_float_sum": Specimen(average_of_a_float_sum, BitPolicy.paper(4)),
-    "several_dense": Specimen(
-        # An end like that of VGG: dense layers with biases, rectifiers and dropout.
-        lambda: chain(
-            (8, 8, 3),
-            *(layers.Conv2D(6, 3, padding="same", activation="relu") for _ in range(2)),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            *(Dense(16, activation="relu"), layers.Dropout(0.5)),
-            *(Dense(16, activation="relu"), layers.Dropout(0.5)),
-            Dense(5),
-        )
-    ),
-    "pooled_features_convolved": Specimen(
-        lambda: chain(
-            (8, 8, 3),
-            *block(convolution(8)),
-            layers.GlobalAveragePooling2D(keepdims=True),
-            layers.Dropout(0.1),
-            layers.Conv2D(5, 1),
-            layers.Reshape((5,)),
-            layers.Softmax(),
-        )
-    ),
-    "zero_padding": Specimen(
-        # Padding as keras.applications has it, and a stream that is padded.
-        lambda: chain(
-            (9, 8, 4),
-            layers.ZeroPadding2D(((0, 1), (0, 1))),
-            convolution(8, strides=2, padding="valid"),
-            normalization(),
-            ReLU(6.0),
-            layers.ZeroPadding2D(1),
-            depthwise(strides=2, padding="valid"),
-            normalization(),
-            layers.ZeroPadding2D(((1, 0), (0, 2))),
-            *block(convolution(8)),
-            *head(),
-        )
-    ),
     # Ends.
-    "softmax": Specimen(classifier(pooled_softmax)),
-    "softmax_of_pixels": Specimen(
-        # A softmax over the channels, whose result is moved.
-        lambda: chain(
-            (6, 7, 3),
-            *block(convolution(8)),
-            layers.Conv2D(4, 1),
-            layers.Softmax(),
-            layers.Flatten(),
-        )
-    ),
     "float_head": Specimen(bottleneck, float_head=True),
-    "float_head_with_softmax": Specimen(classifier(pooled_softmax), float_head=True),
+    "float_head_with_softmax": Specimen(_BUILDERS["softmax"], float_head=True),
     "annotated_by_hand": Specimen(by_hand, annotated=True),
-    "output_rectified": Specimen(classifier(list)),
-    "output_never_observed": Specimen(
-        lambda: chain((8, 8, 3), convolution(8), normalization(), ReLU(6.0)), calibrated=False
-    ),
-    "output_pooled": Specimen(classifier(lambda: [layers.GlobalAveragePooling2D()])),
-    "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()])),
     "output_sum": Specimen(output_sum),
-    "output_moved": Specimen(classifier(lambda: [layers.MaxPooling2D(), layers.Flatten()])),
     "names_that_meet": Specimen(names_that_meet, _REQUANTIZED),
 }
 

@@ -73,13 +73,6 @@ def trained(policy: sat_tf.BitPolicy) -> tuple[keras.Model, np.ndarray]:
     return model, images[:8]
 
 
-def without_optimizer(model: keras.Model) -> keras.Model:
-    """The model as if it had never been compiled, which makes smaller files."""
-    copy = keras.Model.from_config(model.get_config())
-    copy.set_weights(model.get_weights())
-    return copy
-
-
 def unpack(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """The file as Keras has written it, in another folder."""
     if path.suffix != ".gz":
@@ -98,9 +91,12 @@ def main(names: Sequence[str]) -> None:
         compiled = tf.function(model, jit_compile=True)(images).numpy()
         np.testing.assert_allclose(compiled, expected, rtol=1e-5, atol=1e-5)
         path = FOLDER / f"format{FORMAT}_{name}"
+        # As if it had never been compiled, which makes smaller files.
+        copy = keras.Model.from_config(model.get_config())
+        copy.set_weights(model.get_weights())
         with tempfile.TemporaryDirectory() as folder:
             for suffix in (".keras", ".h5"):
-                without_optimizer(model).save(f"{folder}/model{suffix}")
+                copy.save(f"{folder}/model{suffix}")
             # The same archive, compressed: Keras stores its parts as they are, and reads both.
             shutil.unpack_archive(f"{folder}/model.keras", f"{folder}/parts", "zip")
             shutil.make_archive(f"{folder}/packed", "zip", f"{folder}/parts")

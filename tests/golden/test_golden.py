@@ -1,17 +1,13 @@
 import json
-import pathlib
-import shutil
-import zipfile
 
-import h5py
 import numpy as np
 import pytest
 import tf_keras as keras
-from tf_keras.protobuf.saved_metadata_pb2 import SavedMetadata
 
 import sat_tf
 from sat_tf.version import FORMAT
 from tests.golden import make
+from tests.loading.hostile import edit_texts
 
 FILES = sorted(
     path.name for pattern in ("*.keras", "*.h5.gz") for path in make.FOLDER.glob(pattern)
@@ -44,79 +40,37 @@ def test_a_file_of_an_earlier_version_gives_what_it_gave(name, tmp_path):
 # -- the mark ----------------------------------------------------------------------------------
 
 
-def _edit_keras(saved, change):
-    with zipfile.ZipFile(saved) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    parts["config.json"] = change(parts["config.json"].decode()).encode()
-    with zipfile.ZipFile(saved, "w") as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
-
-
-def _edit_h5(saved, change):
-    with h5py.File(saved, "r+") as file:
-        file.attrs["model_config"] = change(file.attrs["model_config"])
-
-
-def _edit_saved_model(saved, change):
-    path = saved / "keras_metadata.pb"
-    metadata = SavedMetadata.FromString(path.read_bytes())
-    for node in metadata.nodes:
-        node.metadata = change(node.metadata)
-    path.write_bytes(metadata.SerializeToString())
-
-
-EDITORS = {"model.keras": _edit_keras, "model.h5": _edit_h5, "model": _edit_saved_model}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A model in every format, and what it computes."""
-    folder = tmp_path_factory.mktemp("saved")
+@pytest.fixture(params=["model.keras", "model.h5", "model"])
+def saved(request, tmp_path):
+    """A model in every format, with the images of `trained`."""
     model, images = make.trained(make.POLICIES["mobile"])
-    for name in EDITORS:
-        model.save(folder / name)
-    return folder, images, model(images).numpy()
+    model.save(tmp_path / request.param)
+    return tmp_path / request.param, images, model(images).numpy()
 
 
-def _copy(saved, name, folder) -> pathlib.Path:
-    copy = shutil.copytree if (saved / name).is_dir() else shutil.copy
-    return copy(saved / name, folder / name)
-
-
-def _with_mark(change):
-    """An editor of every mark in a text of JSON; `change` gets the layer's configuration."""
+def _with_marks(path, change):
+    """Edits the configuration of every layer in a file that has the mark."""
 
     def changed(config):
         if "saved_by" in config:
             change(config)
         return config
 
-    return lambda text: json.dumps(json.loads(text, object_hook=changed))
+    edit_texts(path, lambda text: json.dumps(json.loads(text, object_hook=changed)))
 
 
 @pytest.mark.thorough
-def test_every_layer_is_marked_with_the_version_and_the_format():
-    model, _ = make.trained(make.POLICIES["mobile"])
-    marks = [layer.get_config().get("saved_by") for layer in model.layers[1:]]
-    assert marks == [{"sat_tf": sat_tf.__version__, "format": FORMAT}] * len(marks)
+def test_every_layer_is_marked_and_a_file_without_a_mark_is_an_older_one_and_loads(saved):
+    path, images, expected = saved
+    marks = [layer.get_config().get("saved_by") for layer in keras.models.load_model(path).layers]
+    assert marks[1:] == [{"sat_tf": sat_tf.__version__, "format": FORMAT}] * (len(marks) - 1)
+    _with_marks(path, lambda config: config.pop("saved_by"))
+    np.testing.assert_array_equal(keras.models.load_model(path)(images), expected)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", EDITORS)
-def test_a_file_without_a_mark_is_an_older_one_and_loads(name, saved, tmp_path):
-    folder, images, expected = saved
-    path = _copy(folder, name, tmp_path)
-    EDITORS[name](path, _with_mark(lambda config: config.pop("saved_by")))
-    loaded = keras.models.load_model(path)
-    np.testing.assert_array_equal(loaded(images), expected)
-
-
-@pytest.mark.parametrize("name", EDITORS)
-def test_a_file_of_a_newer_format_is_refused_with_the_fix(name, saved, tmp_path):
-    path = _copy(saved[0], name, tmp_path)
+def test_a_file_of_a_newer_format_is_refused_with_the_fix(saved):
     newer = {"sat_tf": "9.1.0", "format": FORMAT + 1}
-    EDITORS[name](path, _with_mark(lambda config: config.update(saved_by=newer)))
+    _with_marks(saved[0], lambda config: config.update(saved_by=newer))
     message = rf"sat-tf 9\.1\.0 in format {FORMAT + 1}, expected format {FORMAT} or lower.*install"
     with pytest.raises(ValueError, match=message):
-        keras.models.load_model(path)
+        keras.models.load_model(saved[0])

@@ -1,7 +1,7 @@
 """What becomes of each layer of Keras 3, and of each function of `keras.ops`: see `table.txt`."""
 
+import collections
 import pathlib
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -28,29 +28,17 @@ SHAPES = {
 }
 
 
-def kernel(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
 CORNERS = np.float32([[[0, 0], [0, 7], [7, 0], [7, 7]]])
-NAMES = {"L": L, "ops": ops, "np": np, "kernel": kernel, "corners": CORNERS}
+NAMES = {"L": L, "ops": ops, "np": np, "corners": CORNERS}
+NAMES["kernel"] = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-class Row(NamedTuple):
-    shapes: str
-    call: str
-    becomes: str
-    reason: str
-
-
-def _rows():
-    for line in pathlib.Path(__file__).with_name("table.txt").read_text("utf-8").splitlines():
-        if not line.startswith("#"):
-            name, shapes, call, becomes = (column.strip() for column in line.split("|"))
-            yield name, Row(shapes, call, *becomes.partition(": ")[::2])
-
-
-TABLE = dict(_rows())
+Row = collections.namedtuple("Row", "shapes call becomes reason")
+TABLE = {}
+for _line in pathlib.Path(__file__).with_name("table.txt").read_text("utf-8").splitlines():
+    if not _line.startswith("#"):
+        _name, _shapes, _call, _becomes = (column.strip() for column in _line.split("|"))
+        TABLE[_name] = Row(_shapes, _call, *_becomes.partition(": ")[::2])
 
 
 def _that_become(*kinds):
@@ -72,10 +60,9 @@ def _model(names):
         tensors = []
         for place, given in enumerate(TABLE[name].shapes.split(";")):
             kind = eval(given, SHAPES)
-            shape, dtype = kind if kind[1:] in _TYPES else (kind, "float32")
-            tensors.append(
-                inputs.setdefault((shape, dtype, place), keras.Input(shape, dtype=dtype))
-            )
+            shape, dtype = kind if isinstance(kind[-1], str) else (kind, "float32")
+            given = keras.Input(shape, dtype=dtype)
+            tensors.append(inputs.setdefault((shape, dtype, place), given))
         outcome = eval(TABLE[name].call, {**NAMES, **dict(zip("xyzw", tensors, strict=False))})
         made = [one for one in keras.tree.flatten(outcome) if hasattr(one, "shape")]
         calls = Keras3Graph(keras.Model(tensors, made)).calls
@@ -84,9 +71,6 @@ def _model(names):
     numbers = keras.Input((8,))
     outputs.append(L.Dense(2, name="linear")(numbers))
     return keras.Model([*inputs.values(), numbers], outputs), operations
-
-
-_TYPES = [("int32",), ("bool",), ("string",)]
 
 
 def _left_float(names):
@@ -111,29 +95,21 @@ def _left_float(names):
 
 def _is_gone(name):
     model, operations = _model([name])
-    layers = {
-        call.operation.name: layer for call, layer, _ in translated(model, is_twin=True).calls
-    }
+    calls = translated(model, is_twin=True).calls
+    layers = {call.operation.name: layer for call, layer, _ in calls}
     made = [layers[operation] for operation in operations[name]]
     return all(layer_kinds.is_identity(layer, {}) for layer in made if hasattr(layer, "trainable"))
 
 
 def test_each_function_and_layer_of_this_keras_is_in_the_table():
-    layers = [
-        name
-        for name, kind in vars(L).items()
-        if isinstance(kind, type) and issubclass(kind, L.Layer)
-    ]
-    functions = [name for name, function in vars(ops).items() if callable(function)]
-    functions += [name for name, function in vars(ops.image).items() if callable(function)]
+    kinds = {name: kind for name, kind in vars(L).items() if isinstance(kind, type)}
+    layers = [name for name, kind in kinds.items() if issubclass(kind, L.Layer)]
+    others = {"deserialize", "get", "serialize", "linear", "exponential", "mish"}
+    functions = {key: one for key, one in vars(keras.activations).items() if key not in others}
+    functions |= vars(ops) | vars(ops.image)
+    names = {name for name, function in functions.items() if callable(function)}
     known = {name.removeprefix("image.") for name in TABLE}
-    assert sorted({*layers, *functions} - known) == []
-
-
-def test_each_activation_is_a_function_of_keras_ops():
-    names = {name for name, function in vars(keras.activations).items() if callable(function)}
-    others = names - {"deserialize", "get", "serialize", "linear", "exponential", "mish"}
-    assert others - set(TABLE) == set()
+    assert sorted({*layers, *names} - known) == []
 
 
 def test_some_are_integer_some_float_on_request():
@@ -154,15 +130,13 @@ def test_what_is_no_integer_stays_float(part):
     sat_tf.quantize_model(_model(sorted(PLACED)[part::8])[0], FLOAT)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name in ("map", "JaxLayer", "unfold")
-        else pytest.param(name, marks=pytest.mark.thorough)
-        for name in _that_become("refused")
-    ],
-)
+def _refused():
+    for name in _that_become("refused"):
+        is_fast = name in ("map", "JaxLayer", "unfold")
+        yield name if is_fast else pytest.param(name, marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("name", [*_refused()])
 def test_what_is_refused_has_a_reason_of_its_own(name):
     if name == "JaxLayer":
         pytest.importorskip("jax")

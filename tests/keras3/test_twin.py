@@ -1,17 +1,28 @@
 """Keras 3 models are quantized, trained and exported as what they are."""
 
+import pathlib
+import sys
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.commands import main
 from sat_tf.keras3 import twin, values
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from tests.export.proofs import proved
+from tests.keras3 import models
 from tests.keras3.models import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on
+from tests.keras3.training import Batches
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+
+import keras3_applications
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
 
@@ -28,9 +39,8 @@ def network():
     return digits_network()
 
 
-def _calibrated():
+def _calibrated(images):
     keras.utils.set_random_seed(5)
-    images, _ = pixels_and_labels(64)
     return sat_tf.calibrate(sat_tf.quantize_model(digits_network(), W4A4), images)
 
 
@@ -38,11 +48,31 @@ calibrated = pytest.fixture(scope="module")(_calibrated)
 own = pytest.fixture(_calibrated)  # to be changed
 
 
+@pytest.fixture(scope="module")
+def images():
+    return pixels_and_labels(64)[0]
+
+
 def fit(model, steps=8):
     images, labels = pixels_and_labels(16 * steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(3e-3), loss)
     return model.fit(images, labels, batch_size=16, verbose=0, epochs=2).history["loss"]
+
+
+def assert_same_output_variables(model, by_tf_keras, rtol=0.0):
+    for layer in by_tf_keras.layers:
+        for name, variable in getattr(layer, "output_variables", {}).items():
+            own = numpy(model.get_layer(layer.name).output_variables[name])
+            np.testing.assert_allclose(own, variable.numpy(), rtol=rtol, err_msg=layer.name)
+
+
+def assert_same_when_loaded(model, images, path):
+    """Returns what the model is after saving and loading."""
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    np.testing.assert_array_equal(numpy(loaded(images)), numpy(model(images)))
+    return loaded
 
 
 def test_a_keras_3_model_becomes_a_keras_3_model_with_the_plan_of_its_twin(network):
@@ -58,35 +88,21 @@ def test_a_keras_3_model_becomes_a_keras_3_model_with_the_plan_of_its_twin(netwo
 
 
 @pytest.mark.essential
-def test_it_computes_the_codes_of_its_twin(calibrated):
-    images, _ = pixels_and_labels(32)
-    found, expected = numpy(calibrated(images)), twin.twin_of(calibrated)(images).numpy()
+def test_it_computes_the_codes_of_its_twin(calibrated, images):
+    found, expected = (numpy(of(images[:32])) for of in (calibrated, twin.twin_of(calibrated)))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.max(np.abs(expected)))
 
 
-def test_calibration_gives_it_what_its_twin_gets(network, calibrated):
-    by_tf_keras = sat_tf.quantize_model(sat_tf.from_keras3(network), W4A4)
-    sat_tf.calibrate(by_tf_keras, pixels_and_labels(64)[0])
-    for layer in by_tf_keras.layers:
-        for name, variable in getattr(layer, "output_variables", {}).items():
-            own = calibrated.get_layer(layer.name).output_variables[name]
-            np.testing.assert_array_equal(numpy(own), variable.numpy(), err_msg=layer.name)
-
-
 @pytest.mark.thorough
-def test_reconstruction_gives_it_what_its_twin_gets(network, own):
-    images, _ = pixels_and_labels(64)
-    by_tf_keras = sat_tf.quantize_model(sat_tf.from_keras3(network), W4A4)
-    sat_tf.calibrate(by_tf_keras, images)
+def test_calibration_and_reconstruction_give_it_what_its_twin_gets(network, own, images):
     float_twin = sat_tf.from_keras3(network)
+    by_tf_keras = sat_tf.calibrate(sat_tf.quantize_model(float_twin, W4A4), images)
+    assert_same_output_variables(own, by_tf_keras)
     expected = sat_tf.reconstruct(by_tf_keras, float_twin, images, steps=4, progress=False)
     found = sat_tf.reconstruct(own, network, images, steps=4, progress=False)
     assert found.kept
     assert found.error_after == pytest.approx(expected.error_after, rel=1e-6)
-    for layer in by_tf_keras.layers:
-        for name, variable in getattr(layer, "output_variables", {}).items():
-            value = numpy(own.get_layer(layer.name).output_variables[name])
-            np.testing.assert_allclose(value, variable.numpy(), rtol=1e-6, err_msg=layer.name)
+    assert_same_output_variables(own, by_tf_keras, rtol=1e-6)
 
 
 _RECONSTRUCTED = """
@@ -114,16 +130,14 @@ def test_it_is_reconstructed_on_every_backend(backend):
 def test_it_learns_and_its_file_computes_the_codes_of_its_twin(own, tmp_path):
     losses = fit(own)
     assert losses[-1] < losses[0]
-    levels = [v for v in own.trainable_variables if v.name == "clipping_level"]
-    assert len(levels) >= 3
+    assert [v.name for v in own.trainable_variables].count("clipping_level") >= 3
     images, labels = pixels_and_labels(64)
     path = tmp_path / "model.tflite"
     _, certificate = proved(own, path, images.astype(np.uint8), labels=labels)
     assert certificate.codes_compared > 10_000
 
 
-def test_where_the_backend_answers_otherwise_than_the_file_is_said(calibrated, monkeypatch):
-    images, _ = pixels_and_labels(64)
+def test_where_the_backend_answers_otherwise_than_the_file_is_said(calibrated, images, monkeypatch):
     twin.warn_of_other_answers(calibrated, images.astype(np.uint8))  # nothing to say
     another = twin.twin_of(sat_tf.quantize_model(digits_network(), W4A4))  # of other weights
     monkeypatch.setattr(twin, "twin_of", lambda _: another)
@@ -139,14 +153,18 @@ def test_where_the_backend_answers_otherwise_than_the_file_is_said(calibrated, m
 @pytest.mark.thorough
 def test_what_is_trained_and_saved_is_loaded_and_goes_on(own, tmp_path):
     fit(own)
-    own.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    images, _ = pixels_and_labels(16)
-    np.testing.assert_array_equal(numpy(loaded(images)), numpy(own(images)))
+    images, labels = pixels_and_labels(16)
+    loaded = assert_same_when_loaded(own, images, tmp_path / "model.keras")
     assert sat_tf.explain(loaded, W4A4).rows == sat_tf.explain(own, W4A4).rows
-    loaded.fit(images, pixels_and_labels(16)[1], verbose=0)
+    loaded.fit(images, labels, verbose=0)
     as_tf_keras = sat_tf.from_keras3(tmp_path / "model.keras")
     assert isinstance(as_tf_keras, tf_keras.Model)
+    # The command exports it, and Keras itself as a SavedModel.
+    assert main.main(["export", str(tmp_path / "model.keras")]) == 0
+    assert (tmp_path / "model.tflite").is_file()
+    own.export(tmp_path / "saved", verbose=False)
+    served = tf.saved_model.load(tmp_path / "saved").serve(images)
+    np.testing.assert_allclose(served, numpy(own(images)), atol=1e-4)
 
 
 def test_another_policy_keeps_what_was_learnt(own):
@@ -156,14 +174,13 @@ def test_another_policy_keeps_what_was_learnt(own):
     assert isinstance(fewer, keras.Model)
     one, other = (model.get_layer("quant_conv_1") for model in (own, fewer))
     np.testing.assert_array_equal(numpy(one.layer.kernel), numpy(other.layer.kernel))
-    assert other.weight_quantizer.get_config()["num_bits"] == 8  # the first layer
-    assert fewer.get_layer("quant_conv_2").weight_quantizer.get_config()["num_bits"] == 2
+    quantizers = [other.weight_quantizer, fewer.get_layer("quant_conv_2").weight_quantizer]
+    assert [each.get_config()["num_bits"] for each in quantizers] == [8, 2]  # 8 in the first layer
 
 
 def test_what_the_rewrite_has_changed_is_not_done_twice(tmp_path):
-    sequence = keras.Input((32, 4))
-    x = L.Conv1D(8, 3, padding="causal", activation="relu", name="conv")(sequence)
-    model = keras.Model(sequence, L.Dense(4)(x))
+    conv = L.Conv1D(8, 3, padding="causal", activation="relu", name="conv")
+    model = keras.Sequential([keras.Input((32, 4)), conv, L.Dense(4)])
     values = np.random.RandomState(0).normal(size=(8, 32, 4)).astype(np.float32)
     policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=8, input_type="int8")
     quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values)
@@ -197,8 +214,7 @@ def test_a_kernel_that_is_frozen_alone_stays_so(own):
     assert len(sat_tf.from_keras3(own).trainable_variables) > count
 
 
-def test_a_setting_that_is_changed_later_is_exported(own):
-    images, _ = pixels_and_labels(16)
+def test_a_setting_that_is_changed_later_is_exported(own, images):
     before = twin.twin_of(own)
     assert twin.twin_of(own) is before
     own.layers[-1].layer.activation = keras.activations.softmax
@@ -233,37 +249,30 @@ def test_operations_in_mixed_precision_compute_what_those_of_keras_3_do(precisio
 def test_its_settings_in_training_stay_those_of_keras_3():
     image = keras.Input((8, 8, 3), name="image")
     x = L.RandomTranslation(0.1, 0.1, fill_mode="nearest", name="shifted")(image)
-    x = L.Conv2D(
-        4, 3, kernel_regularizer=keras.regularizers.L2(0.25), activation="relu", name="conv"
-    )(x)
-    x = L.Dropout(0.3, seed=7, name="dropped")(L.Flatten()(x))
+    conv = L.Conv2D(4, 3, activation="relu", kernel_regularizer="l2", name="conv")
+    x = L.Dropout(0.3, seed=7, name="dropped")(L.Flatten()(conv(x)))
     model = keras.Model(image, L.Dense(10, name="logits")(x))
     model.get_layer("logits").trainable = False
     quantized = sat_tf.quantize_model(model, W4A4)
-    layers = {layer.name.removeprefix("quant_"): layer for layer in quantized.layers}
-    assert _inner(layers["shifted"]).fill_mode == "nearest"
-    assert _inner(layers["dropped"]).rate == 0.3
-    assert float(numpy(_inner(layers["conv"]).kernel_regularizer.l2)) == 0.25
+    layers = {layer.name: getattr(layer, "layer", layer) for layer in quantized.layers}
+    layers = {name.removeprefix("quant_"): layer for name, layer in layers.items()}
+    assert (layers["shifted"].fill_mode, layers["dropped"].rate) == ("nearest", 0.3)
+    assert float(numpy(layers["conv"].kernel_regularizer.l2)) == pytest.approx(0.01)
     assert len(quantized.losses) == 1
-    assert not layers["logits"].trainable
+    assert not quantized.get_layer("quant_logits").trainable
     assert not any("logits" in variable.path for variable in quantized.trainable_variables)
-
-
-def _inner(layer):
-    return layer.layer if isinstance(layer, QuantizedLayer) else layer
-
-
-class Scaled(keras.Model):
-    def __init__(self, *args, factor=1.0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.factor = factor
-
-    def compute_loss(self, *args, **kwargs):
-        return self.factor * super().compute_loss(*args, **kwargs)
 
 
 @pytest.mark.thorough
 def test_a_model_of_a_class_of_its_own_keeps_it(network):
+    class Scaled(keras.Model):
+        def __init__(self, *args, factor=1.0, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.factor = factor
+
+        def compute_loss(self, *args, **kwargs):
+            return self.factor * super().compute_loss(*args, **kwargs)
+
     own = Scaled(network.inputs, network.outputs, factor=0.0)
     quantized = sat_tf.quantize_model(own, W4A4)
     assert isinstance(quantized, Scaled)
@@ -271,7 +280,7 @@ def test_a_model_of_a_class_of_its_own_keeps_it(network):
 
 
 @pytest.mark.thorough
-def test_nested_shared_and_several(network, tmp_path):
+def test_nested_shared_and_several(network, images, tmp_path):
     keras.utils.set_random_seed(1)
     left, right = (keras.Input((8, 8, 3), name=name) for name in ("left", "right"))
     backbone = keras.Model(network.inputs, network.get_layer("mean").output, name="backbone")
@@ -279,10 +288,8 @@ def test_nested_shared_and_several(network, tmp_path):
     far = keras.ops.abs(one - other)
     outputs = {"same": L.Dense(2, name="same")(far), "which": L.Dense(10, name="which")(one)}
     model = keras.Model({"left": left, "right": right}, outputs)
-    quantized = sat_tf.quantize_model(model, W4A4)
-    images, _ = pixels_and_labels(64)
     given = {"left": images, "right": images[::-1]}
-    sat_tf.calibrate(quantized, given)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, W4A4), given)
     found = quantized(given)
     assert set(found) == {"same", "which"}
     pixels = [array.astype(np.uint8) for array in given.values()]
@@ -296,7 +303,7 @@ def test_nested_shared_and_several(network, tmp_path):
 
 
 @pytest.mark.thorough
-def test_attention_stays_float_learns_and_is_exported(tmp_path):
+def test_attention_stays_float_learns_and_is_exported(images, tmp_path):
     # Its own attention, one that is called by names, and a product of two tensors.
     keras.utils.set_random_seed(2)
     image = keras.Input((8, 8, 3), name="image")
@@ -311,7 +318,6 @@ def test_attention_stays_float_learns_and_is_exported(tmp_path):
     x = L.Dense(10, name="head")(L.GlobalAveragePooling1D(name="mean")(x))
     network = keras.Model(image, x)
     policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
-    images, _ = pixels_and_labels(64)
     quantized = sat_tf.calibrate(sat_tf.quantize_model(network, policy), images)
     # Its layers are those of the user, with what tf_keras does not have.
     assert quantized.get_layer("quant_attention").layer.layer.dropout == 0.1
@@ -320,13 +326,10 @@ def test_attention_stays_float_learns_and_is_exported(tmp_path):
     for variable, value in zip(quantized.trainable_variables, before, strict=True):
         if "attention" in variable.path and "key/bias" not in variable.path:
             assert not np.array_equal(numpy(variable), value), variable.path
-    quantized.save(tmp_path / "attention.keras")
-    again = keras.saving.load_model(tmp_path / "attention.keras")
-    np.testing.assert_array_equal(numpy(again(images)), numpy(quantized(images)))
+    again = assert_same_when_loaded(quantized, images, tmp_path / "attention.keras")
     finer = sat_tf.requantize(again, sat_tf.BitPolicy.mobile(8, unsupported="float"))
-    pixels = images.astype(np.uint8)
     for model in (quantized, finer):
-        proved(model, tmp_path / "model.tflite", pixels)
+        proved(model, tmp_path / "model.tflite", images.astype(np.uint8))
     expected = twin.twin_of(finer)(images)
     np.testing.assert_allclose(numpy(finer(images)), expected, atol=1e-4)
 
@@ -350,9 +353,7 @@ def test_operations_on_truths_and_others_stay_float(tmp_path):
     assert np.mean(np.abs(numpy(quantized(images)) - expected)) < 0.05 * np.ptp(expected)
     quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     quantized.fit(images, labels % 3, verbose=0)
-    quantized.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(numpy(again(images)), numpy(quantized(images)))
+    assert_same_when_loaded(quantized, images, tmp_path / "model.keras")
     proved(quantized, tmp_path / "model.tflite", images.astype(np.uint8))
 
 
@@ -370,9 +371,8 @@ def test_a_twin_that_differs_is_refused_by_its_first_layer(monkeypatch):
 
     monkeypatch.setattr(Halved, "__module__", "keras.src.layers.core.dense")
     Halved.__name__ = "Dense"
-    image = keras.Input((8, 8, 3))
-    x = L.Conv2D(4, 3, name="conv")(image)
-    model = keras.Model(image, Halved(3, name="half")(L.Flatten()(x)))
+    layers = L.Conv2D(4, 3, name="conv"), L.Flatten(), Halved(3, name="half")
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
     with pytest.raises(ValueError, match=r"half: received a Dense whose output differs"):
         sat_tf.quantize_model(model, W4A4)
     assert [layer.name for layer in model.layers][-1] == "half"
@@ -394,29 +394,6 @@ def test_a_sequential_model_becomes_one_that_is_trained(tmp_path):
     proved(quantized, tmp_path / "model.tflite", images.astype(np.uint8))
 
 
-@pytest.mark.thorough
-def test_it_is_exported_as_a_saved_model_by_keras(calibrated, tmp_path):
-    calibrated.export(tmp_path / "saved", verbose=False)
-    images, _ = pixels_and_labels(4)
-    served = tf.saved_model.load(tmp_path / "saved")
-    np.testing.assert_allclose(served.serve(images), numpy(calibrated(images)), atol=1e-4)
-
-
-class Batches(keras.utils.PyDataset):
-    """Images in batches, as Keras 3 takes them."""
-
-    def __init__(self, images):
-        super().__init__()
-        self.images = images
-
-    def __len__(self):
-        return len(self.images) // 16
-
-    def __getitem__(self, index):
-        part = slice(16 * index, 16 * index + 16)
-        return self.images[part], np.zeros(16)
-
-
 @pytest.fixture(scope="module")
 def quantized():
     """A model before its calibration, and its weights then."""
@@ -430,25 +407,27 @@ def _tensors_of_torch(images):
     return torch.utils.data.TensorDataset(torch.from_numpy(images), torch.zeros(len(images)))
 
 
-def _tensor_with_gradient(images):
-    return pytest.importorskip("torch").tensor(images, requires_grad=True)
+GIVEN = {
+    "batches": lambda images: Batches(images, np.zeros(64)),
+    "variable": keras.Variable,
+    "list": lambda images: [images],
+    "dictionary": lambda images: {"image": images},
+    "torch data": _tensors_of_torch,
+    "torch": lambda images: pytest.importorskip("torch").tensor(images, requires_grad=True),
+}
 
 
-GIVEN = [Batches, keras.Variable, lambda images: [images], lambda images: {"image": images}]
-
-
-@pytest.mark.parametrize("given", [*GIVEN, _tensors_of_torch, _tensor_with_gradient])
-def test_images_for_calibration_come_as_keras_takes_them(quantized, calibrated, given):
+@pytest.mark.parametrize("given", [*GIVEN.values()], ids=GIVEN)
+def test_images_for_calibration_come_as_keras_takes_them(quantized, calibrated, images, given):
     model, start = quantized
     model.set_weights(start)
-    sat_tf.calibrate(model, given(pixels_and_labels(64)[0]))
+    sat_tf.calibrate(model, given(images))
     for one, other in zip(calibrated.weights, model.weights, strict=True):
         np.testing.assert_array_equal(numpy(one), numpy(other))
 
 
-def test_images_to_verify_with_come_as_the_model_is_called(calibrated, tmp_path):
-    images, _ = pixels_and_labels(8)
-    pixels = images.astype(np.uint8)
+def test_images_to_verify_with_come_as_the_model_is_called(calibrated, images, tmp_path):
+    pixels = images[:8].astype(np.uint8)
     sat_tf.export_tflite(calibrated, tmp_path / "model.tflite")
     for given in (pixels, [pixels], {"image": pixels}):
         found = sat_tf.verify_tflite(calibrated, tmp_path / "model.tflite", given)
@@ -490,3 +469,60 @@ def test_a_weight_at_a_tie_has_the_code_in_the_file_that_it_has_in_keras_3(own):
     far = codes_at(np.float32(-0.9) * np.max(np.abs(latent)))
     values.keep_codes(one, layer.effective_kernel())
     np.testing.assert_array_equal(codes(), far)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "build", [models.mobile, pytest.param(models.functions, marks=pytest.mark.slow)]
+)
+def test_a_keras_3_model_becomes_an_integer_file_with_its_codes(build, tmp_path):
+    model = sat_tf.from_keras3(build())
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8))
+    shape = (32, *model.input_shape[1:])
+    images = np.random.default_rng(3).integers(0, 256, shape).astype(np.uint8)
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    report, found = proved(quantized, tmp_path / "model.tflite", images)
+    assert {name.split()[0] for name in report.float_operators} == {"DEQUANTIZE"}  # the logits
+    assert found.runtimes["xnnpack"].codes_compared > 0
+
+
+@pytest.mark.thorough
+def test_outputs_keep_their_names_and_a_saved_model_knows_them(tmp_path):
+    picture = L.Input((8, 8, 3), name="picture")
+    mean = L.GlobalAveragePooling2D()(L.Conv2D(4, 3)(picture))
+    inner = keras.Sequential([L.Input((4,)), L.Dense(3), L.Softmax()], name="probs")
+    outputs = [inner(mean), L.Dense(2, activation="sigmoid", name="box")(mean)]
+    q = sat_tf.quantize_model(keras.Model(picture, outputs), sat_tf.BitPolicy.mobile(8))
+    images = np.random.default_rng(3).integers(0, 256, (8, 8, 8, 3)).astype(np.float32)
+    sat_tf.calibrate(q, images)
+    q.save(tmp_path / "q.keras")
+    for model in (q, keras.saving.load_model(tmp_path / "q.keras")):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+        run = Interpreter(str(tmp_path / "model.tflite")).get_signature_runner()
+        assert list(run.get_input_details()) == ["picture"]
+        assert set(run.get_output_details()) == {"probs", "box"}
+
+
+def test_audit_converts_a_file_of_keras_3_and_says_so(tmp_path, capsys):
+    models.normalized().save(tmp_path / "model.keras")
+    assert main.main(["audit", str(tmp_path / "model.keras")]) == 0
+    captured = capsys.readouterr()
+    words = " ".join((captured.out + captured.err).split())
+    assert f"saved by Keras {keras.__version__}; converted to tf_keras" in words
+    assert "head" in words
+
+
+def _families():
+    for name in keras3_applications.FAMILIES:
+        tier = pytest.mark.thorough if name == "MobileNet" else pytest.mark.slow
+        yield pytest.param(name, marks=tier)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", [*_families()])
+def test_a_network_of_keras_trains_a_step_and_no_code_of_its_file_differs(name):
+    row = keras3_applications.make_row(name)
+    assert float(row["largest difference of a layer"]) <= 1e-5
+    assert row["loss is finite"]
+    assert row["codes compared"] > 1000
+    assert row["codes differing"] == 0

@@ -6,7 +6,7 @@ import zipfile
 
 import h5py
 import tf_keras as keras
-from tf_keras.protobuf import saved_metadata_pb2
+from tf_keras.protobuf.saved_metadata_pb2 import SavedMetadata
 
 
 def small(*layers):
@@ -34,45 +34,41 @@ def saved(model, path, marker):
     return path
 
 
-def config_of(path):
-    """The configuration in a `.keras` or HDF5 file, or in a SavedModel."""
-    if pathlib.Path(path).is_dir():
-        return json.loads(_root_of(_metadata(path)).metadata)
-    if zipfile.is_zipfile(path):
+def edit_texts(path, change):
+    """Edits the configurations in a `.keras` or HDF5 file, or those of all parts of a SavedModel.
+
+    `change` gets a text of JSON, the model's own first, and returns another.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        file = path / "keras_metadata.pb"
+        metadata = SavedMetadata.FromString(file.read_bytes())
+        for node in sorted(metadata.nodes, key=lambda node: node.node_id):
+            node.metadata = change(node.metadata)
+        file.write_bytes(metadata.SerializeToString())
+    elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            return json.loads(archive.read("config.json"))
-    with h5py.File(path) as file:
-        return json.loads(file.attrs["model_config"])
+            content = {name: archive.read(name) for name in archive.namelist()}
+        content["config.json"] = change(content["config.json"].decode()).encode()
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in content.items():
+                archive.writestr(name, data)
+    else:
+        with h5py.File(path, "r+") as file:
+            file.attrs["model_config"] = change(file.attrs["model_config"])
 
 
-def _metadata(folder):
-    metadata = saved_metadata_pb2.SavedMetadata()
-    metadata.ParseFromString((pathlib.Path(folder) / "keras_metadata.pb").read_bytes())
-    return metadata
-
-
-def _root_of(metadata):
-    (root,) = [node for node in metadata.nodes if node.node_id == 0]
-    return root
+def config_of(path):
+    """The configuration of the model in a `.keras` or HDF5 file, or in a SavedModel."""
+    texts = []
+    edit_texts(path, lambda text: texts.append(text) or text)
+    return json.loads(texts[0])
 
 
 def with_config(path, config):
-    """Puts another configuration into a `.keras` or HDF5 file, or into a SavedModel."""
-    if pathlib.Path(path).is_dir():
-        metadata = _metadata(path)
-        _root_of(metadata).metadata = json.dumps(config)
-        (pathlib.Path(path) / "keras_metadata.pb").write_bytes(metadata.SerializeToString())
-        return path
-    if not zipfile.is_zipfile(path):
-        with h5py.File(path, "a") as file:
-            file.attrs["model_config"] = json.dumps(config)
-        return path
-    with zipfile.ZipFile(path) as archive:
-        content = {name: archive.read(name) for name in archive.namelist()}
-    content["config.json"] = json.dumps(config).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
+    """Puts another configuration of the model into a file or SavedModel."""
+    texts = iter([json.dumps(config)])
+    edit_texts(path, lambda text: next(texts, text))
     return path
 
 

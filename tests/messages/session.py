@@ -20,7 +20,6 @@ import shlex
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -92,21 +91,19 @@ def _answer(call: str, names: dict[str, Any]) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def _empty_folder() -> Iterator[str]:
-    """An empty folder to work in, and a terminal that breaks no lines of messages."""
-    terminal = mock.patch.dict(os.environ, COLUMNS="100")
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), terminal:
-        yield os.getcwd()
-
-
 def run(name: str) -> list[Row]:
     """Returns the rows of a session with the messages that its calls have now."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     names: dict[str, Any] = {"__name__": "session"}
-    with _empty_folder() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    terminal = mock.patch.dict(os.environ, COLUMNS="100")  # it breaks no lines of messages
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        terminal,
+        warnings.catch_warnings(action="ignore"),
+    ):
+        folder = os.getcwd()
         rows = [row._replace(message=_answer(row.call, names)) for row in read(name)]
     # Trained weights, and with them the hash of a file, differ from processor to processor.
     said = [_HASH.sub("HASH", row.message.replace(folder, "FOLDER")).rstrip() for row in rows]

@@ -12,7 +12,7 @@ import pytest
 import sat_tf
 from sat_tf import BitPolicy, output_folder
 from sat_tf.training.config import read_config
-from sat_tf.training.loop.outcome import write_report
+from sat_tf.training.loop.runner import write_report
 from sat_tf.training.models.mobilenet import mobilenet_v2
 from sat_tf.training.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
@@ -81,49 +81,28 @@ def _plan(folder):
 PAGES = {"report": _report, "hostile": lambda folder: _report(folder, HOSTILE), "plan": _plan}
 
 
-@pytest.fixture(scope="module", params=PAGES)
-def page(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def measured(page, tmp_path_factory):
-    """What is seen of a page in each of the widths."""
-    folder = tmp_path_factory.mktemp("page")
-    text = html.escape(PAGES[page](folder))
-    frames = "".join(
-        f'<iframe width="{width}" height="900" srcdoc="{text}"></iframe>' for width in WIDTHS
-    )
-    (folder / "frames.html").write_text(FRAMES % frames, encoding="utf-8")
-    shown = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000")
-    found = shown.split('<pre id="found">')[1].split("</pre>")[0]
-    return json.loads(html.unescape(found))
-
-
-def test_no_page_scrolls_sideways_or_loads_anything(measured):
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_fit_windows_of_all_widths_load_nothing_and_run_nothing_but_a_plan(page, tmp_path):
+    inside = f'height="900" srcdoc="{html.escape(PAGES[page](tmp_path))}"></iframe>'
+    frames = "".join(f'<iframe width="{width}" {inside}' for width in WIDTHS)
+    (tmp_path / "frames.html").write_text(FRAMES % frames, encoding="utf-8")
+    shown = browse(tmp_path, tmp_path / "frames.html", "--dump-dom", "--virtual-time-budget=5000")
+    text = shown.split('<pre id="found">')[1].split("</pre>")[0]
+    measured = json.loads(html.unescape(text))
     for found in measured.values():
         assert found["overflow"] <= 0
         assert found["loaded"] == 0
-
-
-def test_tables_scroll_by_themselves_on_a_phone_and_fit_wider_windows(measured, page):
+        assert len(found["charts"]) == (0 if page == "plan" else 4)
+        assert all(wide >= 300 and high >= 150 for wide, high in found["charts"])
+        if page != "plan":
+            assert found["scripts"] == 0
+            assert found["title"] == "Run demo"
+            assert found["headings"][:2] == ["Run demo", "Accuracy"]
+    # Tables scroll by themselves on a phone, and fit wider windows.
     assert measured["1280"]["scrolling"] == 0 or page == "hostile"
     if page != "plan":
         assert measured["360"]["scrolling"] >= 1
         assert measured["900"]["scrolling"] == 0 or page == "hostile"
-
-
-def test_charts_are_large_enough(measured, page):
-    for found in measured.values():
-        assert len(found["charts"]) == (0 if page == "plan" else 4)
-        assert all(wide >= 300 and high >= 150 for wide, high in found["charts"])
-
-
-def test_a_report_has_its_headings_and_nothing_of_it_runs(measured, page):
-    for found in measured.values() if page != "plan" else ():
-        assert found["scripts"] == 0
-        assert found["title"] == "Run demo"
-        assert found["headings"][:2] == ["Run demo", "Accuracy"]
 
 
 @pytest.mark.parametrize(("options", "dark"), [((), False), ((DARK,), True)])

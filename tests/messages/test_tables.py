@@ -1,9 +1,13 @@
+import base64
 import csv
 import dataclasses
+import functools
 import io
+import math
 import pathlib
 import re
 import sys
+import xml.etree.ElementTree as ET
 
 import jinja2
 import numpy as np
@@ -14,9 +18,10 @@ from markupsafe import Markup
 from rich.text import Text
 
 import sat_tf
+from sat_tf.messages import charts
+from sat_tf.messages.charts import dot_chart, histogram
 from sat_tf.messages.tables import (
     Column,
-    Displayed,
     Marked,
     RowTable,
     Table,
@@ -56,27 +61,22 @@ def of_one_cell(cell):
     return Table(columns=[Column("", lambda row: row)], rows=[cell])
 
 
-def test_all_forms_show_the_same_words():
+def test_all_forms_show_the_same_words_and_columns_of_one_width_share_the_room():
     for form in (printed(TABLE), TABLE.to_html("layers"), TABLE.to_markdown()):
         for words in ("layer", "codes", "clipped %", "1,234", "12.3", "broken"):
             assert words in form
+    columns = [Column(name, lambda row: "one two three") for name in "abc"]
+    assert printed(Table(columns=columns, rows=[None]), width=50).count("one two three") == 3
 
 
-def test_names_are_no_markup_anywhere_and_html_that_is_meant_to_be_stays():
-    assert "&lt;b&gt;conv" in TABLE.to_html("layers")
+def test_names_are_no_markup_numbers_are_on_the_right_and_marked_words_and_rows_have_their_class():
+    page = TABLE.to_html("layers")
+    assert "&lt;b&gt;conv" in page
     assert "[red]dense" in printed(TABLE)
     assert "<td><svg></svg></td>" in of_one_cell(Markup("<svg></svg>")).to_html("drawings")
-
-
-def test_numbers_are_on_the_right():
-    page = TABLE.to_html("layers")
     assert '<th scope="col" class="number">codes</th>' in page
     assert '<td class="number">1,234</td>' in page
     assert TABLE.to_markdown().splitlines()[1] == "| --- | ---: | ---: | --- |"
-
-
-def test_marked_words_and_rows_have_their_class():
-    page = TABLE.to_html("layers")
     assert '<tr class="bad"><td>' in page
     assert '<span class="bad">broken</span>' in page
     assert "<b>conv</b>" in of_one_cell(Marked("conv", "name")).to_html("")
@@ -102,56 +102,25 @@ def test_no_name_is_a_formula_of_a_spreadsheet(name, cell):
     assert list(csv.reader(io.StringIO(text))) == [["name", cell], [cell, "-0.25"]]
 
 
-def test_totals_stand_below_all_rows():
+def test_columns_without_anything_can_be_left_out_and_totals_stand_below_all_rows():
+    columns = [Column("a", lambda row: row), Column("b", lambda row: None, digits("", missing="-"))]
+    table = Table(columns=columns, rows=[1, 2]).without_empty("-")
+    assert [column.title for column in table.columns] == ["a"]
     table = Table(columns=COLUMNS[:2], rows=ROWS, totals=["in all", "1,234"])
     assert printed(table).splitlines()[-2].split("│")[1].strip() == "in all"
     assert table.to_html("").index("dense") < table.to_html("").index("in all")
 
 
-def test_columns_without_anything_can_be_left_out():
-    columns = [Column("a", lambda row: row), Column("b", lambda row: None, digits("", missing="-"))]
-    table = Table(columns=columns, rows=[1, 2]).without_empty("-")
-    assert [column.title for column in table.columns] == ["a"]
-
-
-class Rows(RowTable):
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Result(RowTable):
     COLUMNS = ("name", "value")
+    names: tuple[str, ...] = ()
 
     def to_rows(self):
         return [{"name": "conv", "value": 0.1234567}, {"name": "dense", "value": None}]
 
     def print_to(self, console):
         console.print("two rows")
-
-    def _headline(self):
-        return "two rows"
-
-    def _tables(self):
-        return {}
-
-
-def test_a_result_is_printed_as_its_text():
-    assert str(Rows()) == Rows().table(width=8) == "two rows\n"
-
-
-def test_a_result_with_rows_is_a_data_frame_and_a_file(tmp_path):
-    Rows().write_csv(tmp_path / "rows.csv")
-    assert (tmp_path / "rows.csv").read_bytes() == b"name,value\nconv,0.123457\ndense,\n"
-    frame = Rows().to_frame()
-    assert list(frame["name"]) == ["conv", "dense"]
-    assert frame["value"][0] == 0.1234567
-    assert frame["value"].dtype == "float64"  # in spite of the gap
-
-
-def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
-        Rows().to_frame()
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class _Result(Displayed):
-    names: tuple[str, ...]
 
     def _headline(self):
         return Marked(f"{len(self.names)} <names>", "good")
@@ -164,6 +133,19 @@ class _Result(Displayed):
         return ["a < b", "", Marked("beware", "bad")]
 
 
+def test_a_result_with_rows_is_a_text_a_data_frame_and_a_file(tmp_path, monkeypatch):
+    assert str(_Result()) == _Result().table(width=8) == "two rows\n"
+    _Result().write_csv(tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_bytes() == b"name,value\nconv,0.123457\ndense,\n"
+    frame = _Result().to_frame()
+    assert list(frame["name"]) == ["conv", "dense"]
+    assert frame["value"][0] == 0.1234567
+    assert frame["value"].dtype == "float64"  # in spite of the gap
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        _Result().to_frame()
+
+
 def test_the_interpreter_shows_a_line_and_a_notebook_escaped_tables_below_it():
     assert repr(_Result(("a", "b"))) == "<_Result: 2 <names>>"
     html = _Result(("<script>",))._repr_html_()
@@ -171,10 +153,7 @@ def test_the_interpreter_shows_a_line_and_a_notebook_escaped_tables_below_it():
     assert "<td>&lt;script&gt;</td>" in html
     assert "<script" not in html
     assert html.index("All &amp; every") < html.index("a &lt; b") < html.index("beware")
-
-
-def test_tables_without_rows_are_left_out():
-    assert "None at all" not in _Result(("a",))._repr_html_()
+    assert "None at all" not in html  # a table without rows
     assert "<table" not in _Result(())._repr_html_()
 
 
@@ -192,24 +171,16 @@ def test_the_style_reaches_nothing_else_on_the_page():
 
 def _wide_table(draws):
     """A table like those of commands: a name, and numbers and sentences under heads of words."""
-    rows = [
-        {
-            "name": "block_" * int(draws.integers(1, 9)) + str(place),
-            "numbers": draws.integers(0, 10 ** int(draws.integers(1, 12)), 9),
-            "why": "this layer is left float because of its function",
-        }
-        for place in range(5)
-    ]
+    names = ["block_" * int(draws.integers(1, 9)) + str(place) for place in range(5)]
+    rows = [(name, draws.integers(0, 10 ** int(draws.integers(1, 12)), 9)) for name in names]
     heads = ["bits", "top-1 lost", "codes differing", "first that differs", "multiply-adds"]
-    columns = [Column("layer", lambda row: row["name"], wrap="never")]
+    columns = [Column("layer", lambda row: row[0], wrap="never")]
     for place in range(int(draws.integers(1, 9))):
-
-        def number(row, place=place):
-            return int(row["numbers"][place])
-
         wrap, head = ("", "never", "fold")[place % 3], heads[int(draws.integers(5))]
-        columns.append(Column(f"{head} {place}", number, digits(","), number=True, wrap=wrap))
-    return Table(columns=[*columns, Column("why", lambda row: row["why"])], rows=rows)
+        value = functools.partial(lambda place, row: int(row[1][place]), place)
+        columns.append(Column(f"{head} {place}", value, digits(","), number=True, wrap=wrap))
+    why = "this layer is left float because of its function"
+    return Table(columns=[*columns, Column("why", lambda row: why)], rows=rows)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
@@ -223,12 +194,7 @@ def test_no_head_and_no_number_is_cut_and_no_column_is_lost(seed, width):
     for column in table.columns:
         assert set(column.title.split()) <= words
     for row in table.rows:
-        assert {f"{number:,}" for number in row["numbers"][: len(table.columns) - 2]} <= words
-
-
-def test_columns_of_one_width_share_the_room():
-    columns = [Column(name, lambda row: "one two three") for name in "abc"]
-    assert printed(Table(columns=columns, rows=[None]), width=50).count("one two three") == 3
+        assert {f"{number:,}" for number in row[1][: len(table.columns) - 2]} <= words
 
 
 def test_all_tables_of_the_package_fit_a_terminal():
@@ -240,7 +206,7 @@ def test_all_tables_of_the_package_fit_a_terminal():
 # -- on a terminal ---------------------------------------------------------------------------------
 
 
-def test_control_characters_are_text_wherever_they_stand():
+def test_control_characters_are_text_wherever_they_stand_and_colours_of_our_own_stay():
     table = rich.table.Table("name\x07")
     table.add_row("layer\x1b[2J")
     table.add_row(Text("of a file\x1b]0;owned\x07", style="red"))
@@ -249,15 +215,9 @@ def test_control_characters_are_text_wherever_they_stand():
     assert r"layer\x1b[2J" in said
     assert r"of a file\x1b]0;owned" in said
     assert r"a label\x1b[31m" in said
-
-
-def test_colours_of_our_own_stay():
+    assert r"a\nerror: forged" in printed(of_one_cell("a\nerror: forged"))
     red = shown(Text("x", style="red"), force_terminal=True, color_system="standard")
     assert red == "\x1b[31mx\x1b[0m\n"
-
-
-def test_no_name_of_a_table_forges_a_line():
-    assert r"a\nerror: forged" in printed(of_one_cell("a\nerror: forged"))
 
 
 # -- on a page -------------------------------------------------------------------------------------
@@ -286,13 +246,50 @@ def test_every_page_is_based_on_the_same_one():
         assert texts[name].startswith('{% extends "messages/page.html" %}')
 
 
-def test_what_a_template_needs_and_is_not_given_is_an_error():
+def test_what_a_template_is_not_given_is_an_error_and_control_characters_of_values_are_text():
     with pytest.raises(jinja2.UndefinedError, match="label"):
         render("messages/table.html", columns=[], rows=[], zip=zip)
-
-
-def test_control_characters_of_values_are_text():
     name = "layer\u202egnp.exe\x1b[2J"
     page = render("messages/notebook.html", headline=name, tables={}, notes=[])
     assert r"layer\u202egnp.exe\x1b[2J" in page
     assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in of_one_cell(Marked(name, "name")).to_html("")
+
+
+# -- charts ----------------------------------------------------------------------------------------
+
+
+def svg(figure):
+    """The elements of the drawing in a figure of a page."""
+    data = re.search(r'src="data:image/svg\+xml;base64,([\w+/=]+)"', figure)[1]
+    return list(ET.fromstring(base64.b64decode(data)).iter())
+
+
+def texts(figure):
+    return [element.text for element in svg(figure) if element.tag.endswith("}text")]
+
+
+def test_a_chart_of_dots_leaves_out_what_was_not_measured():
+    dots = {"κ₁": [0.5, None, math.nan, 2.0], "none": [None] * 4}
+    drawn = dot_chart("<κ>", "layer", "κ₁", dots, wanted=(0.5, 2.0))
+    assert '<figcaption>&lt;κ&gt;</figcaption>\n<img alt="&lt;κ&gt;"' in drawn
+    assert {"layer", "κ₁", "1", "4"} < set(texts(drawn))
+    assert "none" not in texts(drawn)
+    marks = [element for element in svg(drawn) if element.tag.endswith("}use")]
+    assert sum(charts.BLUE.lower() in mark.get("style") for mark in marks) == 2
+    assert drawn == dot_chart("<κ>", "layer", "κ₁", dots, wanted=(0.5, 2.0))
+    for nothing in ([None], [], [0.0, None]):  # a logarithm of zeros is none
+        assert dot_chart("", "", "", {"": nothing}) == ""
+    assert dot_chart("", "", "", {"": [0.0, None]}, share=True) != ""
+    # Lines differ in colour, dashes and dots.
+    colours = {charts.BLUE, charts.ORANGE, charts.GREEN, charts.PURPLE}
+    assert {style["color"] for style in charts.SERIES} == colours
+    for property_ in ("color", "linestyle", "marker"):
+        assert len({style[property_] for style in charts.SERIES}) == len(charts.SERIES)
+
+
+def test_every_code_that_occurs_has_a_bar_beside_the_axis_and_can_be_seen():
+    for count in (1, 2, 16, 32, 33, 256):
+        for counts, bars in (([1] + [0] * (count - 1), 1), ([3] * count, count), ([0] * count, 0)):
+            assert histogram(counts, "x").count("M") == 1 + bars
+    heights = re.findall(r"v-([\d.]+)", histogram([1, 10**9], "x"))
+    assert list(map(float, heights)) == [1.5, 22.0]

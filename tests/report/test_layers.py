@@ -70,10 +70,9 @@ def test_a_probe_follows_the_variables():
 
 def test_one_bit_and_a_rectifier_inside_a_layer_are_measured():
     keras.utils.set_random_seed(1)
-    image = keras.Input((8, 8, 3))
-    features = layers.Conv2D(4, 3, activation="relu", name="conv")(image)
-    logits = layers.Dense(3, name="logits")(layers.Flatten()(features))
-    model = sat_tf.quantize_model(keras.Model(image, logits), BitPolicy.paper(1))
+    conv = layers.Conv2D(4, 3, activation="relu", name="conv")
+    stack = keras.Input((8, 8, 3)), conv, layers.Flatten(), layers.Dense(3)
+    model = sat_tf.quantize_model(keras.Sequential([*stack]), BitPolicy.paper(1))
     use = ActivationProbe(model, IMAGES)()["conv"]
     assert len(use.code_counts) == 2
     assert sum(use.code_counts) == len(IMAGES) * 6 * 6 * 4
@@ -85,10 +84,8 @@ def rows():
 
 
 def test_every_layer_with_parameters_or_quantizers_has_a_row_in_graph_order(rows):
-    names = list(rows)
-    for name in ("stem", "stem_bn", "stem_relu", "depthwise", "pointwise", "classifier"):
-        assert name in names
-    assert names.index("stem") < names.index("stem_relu") < names.index("classifier")
+    expected = ("stem", "stem_bn", "stem_relu", "depthwise", "pointwise", "classifier")
+    assert tuple(name for name in rows if name in expected) == expected
     assert sum(row.parameters for row in rows.values()) == small_float_model().count_params()
     assert {row.kind for row in rows.values()} >= {"Conv2D", "DepthwiseConv2D", "Dense", "ReLU"}
 
@@ -106,7 +103,7 @@ def test_a_kernel_has_bits_grid_and_the_codes_it_uses(rows):
     assert row.activation_bits is None or row.clipping_level > 0
 
 
-def test_the_classifier_has_a_rescaling_and_its_constant(rows):
+def test_the_classifier_has_a_rescaling_and_its_constant_and_an_activation_its_codes(rows):
     row, layer = rows["classifier"], small_quantized_model().get_layer("quant_classifier")
     values = layer.quantize_config.weights
     latent = layer.layer.kernel
@@ -117,8 +114,6 @@ def test_the_classifier_has_a_rescaling_and_its_constant(rows):
     assert row.rescale_constant == pytest.approx(np.abs(effective).max(axis=0).mean(), rel=1e-5)
     np.testing.assert_allclose(np.abs(clamped).max(axis=0), 1.0, rtol=1e-6)
 
-
-def test_an_activation_has_level_codes_and_the_share_that_is_clipped(rows):
     row = rows["stem_relu"]
     assert (row.activation_bits, row.activation_codes) == (4, 16)
     assert 1 <= row.activation_codes_used <= 16
@@ -126,13 +121,14 @@ def test_an_activation_has_level_codes_and_the_share_that_is_clipped(rows):
 
 
 def test_ranges_of_whole_layers_and_clamped_weights_have_rows_too():
-    policy = BitPolicy.mobile(4, weight_range="layer", rescale="constant")
-    model = sat_tf.quantize_model(small_float_model(), policy)
-    facts = {row.name: row for row in layer_rows(model, IMAGES)}
-    assert np.isfinite(facts["classifier"].rescale_constant)
-    policy = BitPolicy(weight_bits=None, activation_bits=None)
-    clamped = sat_tf.quantize_model(small_float_model(), policy)
-    facts = {row.name: row for row in layer_rows(clamped, IMAGES)}
-    assert facts["classifier"].weight_bits is None
-    assert facts["classifier"].rescale == "stddev"
-    assert facts["classifier"].activation_bits is None
+    constant, clamped = (
+        layer_rows(sat_tf.quantize_model(small_float_model(), policy), IMAGES)[-1]
+        for policy in (
+            BitPolicy.mobile(4, weight_range="layer", rescale="constant"),
+            BitPolicy(weight_bits=None, activation_bits=None),
+        )
+    )
+    assert constant.name == clamped.name == "classifier"
+    assert np.isfinite(constant.rescale_constant)
+    assert (clamped.weight_bits, clamped.activation_bits) == (None, None)
+    assert clamped.rescale == "stddev"

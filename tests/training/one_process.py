@@ -6,26 +6,24 @@ It prints the number of every step that is done and its loss, as JSON, and leave
 clipping levels in FOLDER/worker0.npz, ...
 """
 
-import io
+import dataclasses
 import json
 import pathlib
 import sys
 
 import numpy as np
 import tf_keras as keras
-from rich.console import Console
 
-from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.interruption import end_on_signals
 from sat_tf.messages import RunError
 from sat_tf.training.config import parse_config
-from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.distribution import make_strategy, shard_of, writes_files
 from sat_tf.training.learner import Learner
 from sat_tf.training.loop.runner import outside_failures_explained
-from sat_tf.training.loop.stage import Run, train_stage
-from sat_tf.training.run_folder import EpochMetrics, RunFolder, RunState
-from tests.training.small import small_images, small_quantized_model
+from sat_tf.training.loop.stage import train_stage
+from sat_tf.training.run_folder import EpochMetrics, RunState
+from tests.training.loop.test_stage import make_run
+from tests.training.small import small_quantized_model
 
 CONFIG = """
 name: small
@@ -48,22 +46,13 @@ class Reporter(keras.callbacks.Callback):
 
 
 def main(folder, method, overrides):
-    config = parse_config(CONFIG, overrides)
-    strategy = make_strategy(config.distribution)
+    strategy = make_strategy(parse_config(CONFIG, overrides).distribution)
     keras.utils.set_random_seed(0)
     keras.backend.experimental.enable_tf_random_generator()
     end_on_signals()
-    run = Run(
-        config=config,
-        source=ArraySource(small_images(), shift_pixels=1),
-        input_range=PIXELS,
-        folder=RunFolder(folder),
-        strategy=strategy,
-        console=Console(file=io.StringIO()),
-        writes=writes_files(strategy),
-        state=RunState.read(RunFolder(folder)),
-        rows=EpochMetrics.read(RunFolder(folder)),
-    )
+    run = make_run(folder, *overrides, strategy=strategy, text=CONFIG)
+    state, rows = RunState.read(run.folder), EpochMetrics.read(run.folder)
+    run = dataclasses.replace(run, writes=writes_files(strategy), state=state, rows=rows)
     fit = Learner.fit
 
     def reporting(self, *arguments, callbacks, **options):

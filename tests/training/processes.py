@@ -1,5 +1,6 @@
 """Starts, watches and kills the processes of `one_process`."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -37,21 +38,18 @@ def finish(processes, *, status=0):
     outputs = [process.communicate(timeout=600) for process in processes]
     for process, (out, err) in zip(processes, outputs, strict=True):
         assert process.returncode == status, out[-2000:] + err[-4000:]
-    return [losses(out.splitlines()) for out, _ in outputs]
+    return [dict(map(_step, filter(_step, out.splitlines()))) for out, _ in outputs]
+
+
+def _step(line):
+    """The number of a step and its loss, of the line that says them."""
+    return tuple(json.loads(line).values()) if line.startswith("{") else ()
 
 
 def until_step(process, step):
     """Reads what a process prints until it has done so many steps."""
-    for line in process.stdout:
-        if line.startswith("{") and json.loads(line)["step"] >= step:
-            return
-    raise AssertionError(process.stderr.read()[-4000:])
-
-
-def losses(lines):
-    """The losses by step."""
-    found = [json.loads(line) for line in lines if line.startswith("{")]
-    return {row["step"]: row["loss"] for row in found}
+    if not any(said[0] >= step for said in filter(None, map(_step, process.stdout))):
+        raise AssertionError(process.stderr.read()[-4000:])
 
 
 def weights(folder, worker=0):
@@ -62,14 +60,11 @@ def weights(folder, worker=0):
 
 def free_ports(count):
     """Numbers of ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def sat_tf_together(*words, own=((), ())):

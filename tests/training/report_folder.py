@@ -17,8 +17,6 @@ from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.run_folder import EpochMetrics, RunFolder
 
 HOSTILE = "<script>document.title='hostile'</script>"
-STAGES = {"float": 60, "quantized": 80}
-_STEPS_PER_EPOCH = 20
 _BYTES = {"file_bytes": 636432, "gzip_bytes": 296109}
 
 
@@ -30,27 +28,22 @@ def write_rows(folder: RunFolder, rows: list[EpochMetrics]) -> None:
 
 def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: int = 0) -> RunFolder:
     """Writes the files that a report is made of."""
-    epochs, before = [], 0
-    for stage, total in STAGES.items():
-        if stage != "float":
-            epochs.append(EpochMetrics(stage=stage, epoch=0, step=0, held_out_top1=0.9))
-        for step in range(_STEPS_PER_EPOCH, total + 1, _STEPS_PER_EPOCH):
-            falling = math.exp(-(before + step) / 40)
+    epochs = []
+    for stage, start, last in (("float", 0, 3), ("quantized", 3, 4)):
+        for epoch in range(1, last + 1):
+            falling = math.exp(-(start + epoch) / 2)
             fields = {"learning_rate": 0.01, "loss": 2.0 * falling, "data_loss": falling}
             fields |= {"train_top1": 0.9, "train_top5": 0.99, "seconds": 1.5}
             fields |= {"held_out_loss": 2.2 * falling, "held_out_top1": 1 - falling}
-            level = None if stage == "float" else 2 + step / 50
+            level = None if stage == "float" else 2 + 0.4 * epoch
             fields |= {"held_out_top5": 0.999, "clipping_level": level}
-            epoch = step // _STEPS_PER_EPOCH
-            epochs.append(EpochMetrics(stage=stage, epoch=epoch, step=step, **fields))
-        before += total
+            epochs.append(EpochMetrics(stage=stage, epoch=epoch, step=20 * epoch, **fields))
+    epochs.insert(3, EpochMetrics(stage="quantized", epoch=0, step=0, held_out_top1=0.9))
     write_rows(folder, epochs)
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
     folder.write_text(output_folder.CONFIG, config_text(config))
-    folder.write_json(
-        run_folder.ENVIRONMENT,
-        {"seed": 3, "tensorflow": "2.21.0", "commit": None, "devices": ["CPU: one", "CPU: two"]},
-    )
+    environment = {"seed": 3, "tensorflow": "2.21.0", "commit": None, "devices": ["CPU: one"]}
+    folder.write_json(run_folder.ENVIRONMENT, environment)
     shares = {"float_top1": 0.9759, "float_top5": 1.0, "tflite_top1": 0.9703}
     shares |= {"quantized_top1": 0.968, "quantized_top5": 0.999, "trained_differing": 0.0}
     numbers = {"held_out_images": 539, "verified_images": 539, "parameters": 423018}
@@ -102,21 +95,9 @@ def _layers(layer):
     output |= {"clipping_level": 2.5, "clipped": 0.0123}
     for index in range(12):
         name = layer.format(index)
-        yield LayerRow(
-            name=name.replace("relu", "expand"),
-            kind="Conv2D",
-            parameters=12345,
-            weight_codes_used=15,
-            **kernel,
-        )
+        conv = {"name": name.replace("relu", "expand"), "parameters": 12345, **kernel}
+        yield LayerRow(kind="Conv2D", weight_codes_used=15, **conv)
         yield LayerRow(name=name, kind="ReLU", parameters=0, **output)
     kernel = {"weight_bits": 8, "weight_grid": "narrow", "weight_codes": 255}
-    rescale = {"rescale": "constant", "rescale_constant": 0.316}
-    yield LayerRow(
-        name="classifier",
-        kind="Dense",
-        parameters=12810,
-        weight_codes_used=201,
-        **kernel,
-        **rescale,
-    )
+    kernel |= {"weight_codes_used": 201, "rescale": "constant", "rescale_constant": 0.316}
+    yield LayerRow(name="classifier", kind="Dense", parameters=12810, **kernel)

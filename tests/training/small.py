@@ -48,20 +48,14 @@ def small_quantized_model(method: str = "sat") -> keras.Model:
 def small_images(train: int = 96, test: int = 33) -> ImageSet:
     """Noise, brighter in the third of the rows that is the class."""
     generator = np.random.RandomState(0)
-    count = train + test
-    labels = np.arange(count, dtype=np.int32) % NUM_CLASSES
-    pixels = generator.randint(0, 128, (count, IMAGE_SIZE, IMAGE_SIZE, 3))
+    labels = np.arange(train + test, dtype=np.int32) % NUM_CLASSES
+    pixels = generator.randint(0, 128, (len(labels), IMAGE_SIZE, IMAGE_SIZE, 3))
     for image, label in zip(pixels, labels, strict=True):
         image[2 * label : 2 * label + 3] += 100
     images = pixels.astype(np.uint8)
-    return ImageSet(
-        name="noise",
-        train_images=images[:train],
-        train_labels=labels[:train],
-        test_images=images[train:],
-        test_labels=labels[train:],
-        num_classes=NUM_CLASSES,
-    )
+    parts = {"train_images": images[:train], "train_labels": labels[:train]}
+    parts |= {"test_images": images[train:], "test_labels": labels[train:]}
+    return ImageSet(name="noise", num_classes=NUM_CLASSES, **parts)
 
 
 def write_pictures(folder: pathlib.Path, pixels: np.ndarray, labels: np.ndarray | None = None):

@@ -43,16 +43,9 @@ def layers_of(model: keras.Model, kind: type | tuple[type, ...]) -> list[keras.l
 
 
 def count_multiply_adds(model):
-    """Multiplications by a weight that one image takes, layer by layer, by formula."""
-    return sum(_multiply_adds_of(layer) for layer in model.layers)
-
-
-def _multiply_adds_of(layer):
-    if isinstance(layer, keras.layers.DepthwiseConv2D):
-        # Every weight (kh, kw, channels, 1) is used once for each output position.
-        return math.prod(layer.output_shape[1:3]) * math.prod(layer.depthwise_kernel.shape)
-    if isinstance(layer, keras.layers.Conv2D):
-        return math.prod(layer.output_shape[1:3]) * math.prod(layer.kernel.shape)
-    if isinstance(layer, keras.layers.Dense):
-        return math.prod(layer.kernel.shape)
-    return 0
+    """Multiplications by a weight that one image takes, by formula: each weight at each place."""
+    kinds = (keras.layers.DepthwiseConv2D, keras.layers.Conv2D, keras.layers.Dense)
+    return sum(
+        math.prod(layer.output_shape[1:-1]) * math.prod(layer.weights[0].shape)
+        for layer in layers_of(model, kinds)
+    )

@@ -12,7 +12,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.observers import ImageQuantizer
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.training import models
 from sat_tf.training.models import resnet
@@ -54,43 +54,30 @@ def test_sizes_are_the_published_ones(name, parameters, billions):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_same_seed_gives_the_same_weights_and_another_one_other_kernels(name):
-    again = build_small(name)
-    np.testing.assert_equal(again.get_weights(), small_model(name).get_weights())
-    other = build_small(name, seed=1)
-    for first, second in zip(small_model(name).weights, other.weights, strict=True):
-        if "kernel" in first.name:
-            assert not np.array_equal(first.numpy(), second.numpy()), first.name
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_layers_of_one_shape_do_not_share_their_weights(name):
-    kernels = [v.numpy() for v in small_model(name).weights if "kernel" in v.name]
-    seen = {kernel.tobytes() for kernel in kernels}
-    assert len(seen) == len(kernels)
-
-
-def test_models_without_a_seed_differ():
-    first, second = (
-        build_small("mobilenet_v1", 8, seed=None).get_layer("stem_conv").kernel.numpy()
-        for _ in range(2)
-    )
-    assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_any_batch_of_images_becomes_logits(name):
+def test_the_same_seed_gives_the_same_weights_and_another_one_or_none_other_kernels(name):
     model = small_model(name)
-    assert model.name == name
-    assert model.input_shape == (None, 32, 32, 3)
-    assert model.output_shape == (None, 10)
+    np.testing.assert_equal(build_small(name).get_weights(), model.get_weights())
+    kernels = [v.numpy() for v in model.weights if "kernel" in v.name]
+    # Layers of one shape do not share their weights.
+    assert len({kernel.tobytes() for kernel in kernels}) == len(kernels)
+    for seed in (1, None):
+        other = [v.numpy() for v in build_small(name, seed=seed).weights if "kernel" in v.name]
+        assert not any(map(np.array_equal, kernels, other))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_batch_of_images_becomes_logits_also_images_of_one_pixel(name):
+    model = small_model(name)
+    assert (model.name, model.input_shape) == (name, (None, 32, 32, 3))
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     logits = model(images.astype(np.float32)).numpy()
-    assert logits.shape == (3, 10)
+    assert logits.shape == (3, *model.output_shape[1:]) == (3, 10)
     assert np.isfinite(logits).all()
     # Logits, not probabilities: nothing behind the dense layer, which has no activation.
     assert model.layers[-1].name == "classifier"
     assert keras.activations.serialize(model.layers[-1].activation) == "linear"
+    model = build_small(name, image_size=1, width_multiplier=0.01)
+    assert model(np.zeros((1, 1, 1, 3), np.float32)).shape == (1, 10)
 
 
 @pytest.mark.thorough
@@ -99,9 +86,7 @@ def test_rectifiers_have_the_maximum_that_is_asked_for_or_the_published_one(name
     built = [(small_model(name), 6.0 if name.startswith("mobilenet") else None)]
     built += [(build_small(name, 8, rectifier_max=most), most) for most in (1.5, None)]
     for model, most in built:
-        rectifiers = layers_of(model, keras.layers.ReLU)
-        assert rectifiers
-        assert all(layer.max_value == most for layer in rectifiers)
+        assert {layer.max_value for layer in layers_of(model, keras.layers.ReLU)} == {most}
     # Names are the same in every build; that no two are equal is held by Keras.
     one, *others = [[layer.name for layer in model.layers] for model, _ in built]
     assert others == [one, one]
@@ -120,17 +105,16 @@ def test_dropout_stands_in_front_of_dense_layers_only_if_asked_for(name):
     assert not layers_of(small_model(name), keras.layers.Dropout)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_image_of_one_pixel_is_accepted(name):
-    model = build_small(name, image_size=1, width_multiplier=0.01)
-    assert model(np.zeros((1, 1, 1, 3), np.float32)).shape == (1, 10)
-
-
 # -- MobileNets ------------------------------------------------------------------------------------
 
 MOBILENETS = ("mobilenet_v1", "mobilenet_v2")
 MILLION = 10**6
+
+
+def _makers(layer):
+    """The layers whose outputs a layer reads."""
+    makers = layer.inbound_nodes[0].inbound_layers
+    return makers if isinstance(makers, list) else [makers]
 
 
 @functools.cache
@@ -138,15 +122,11 @@ def _mobilenet(name, width_multiplier):
     return models.build(name, width_multiplier=width_multiplier)
 
 
-def _count(variables):
-    return sum(math.prod(variable.shape) for variable in variables)
-
-
 # MobileNet-V1: table 6 of arXiv:1704.04861. MobileNet-V2: the table of pretrained checkpoints that
 # its authors published with the code; its parameters leave batch normalization out.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "width_multiplier", "multiply_adds", "parameters"),
+    ("name", "width", "multiply_adds", "parameters"),
     [
         ("mobilenet_v1", 0.75, 325, 2.6),
         ("mobilenet_v1", 0.5, 149, 1.3),
@@ -156,13 +136,12 @@ def _count(variables):
         ("mobilenet_v2", 0.5, 97, 1.95),
     ],
 )
-def test_sizes_at_every_width_are_the_published_ones(
-    name, width_multiplier, multiply_adds, parameters
-):
-    model = _mobilenet(name, width_multiplier)
+def test_sizes_at_every_width_are_the_published_ones(name, width, multiply_adds, parameters):
+    model = _mobilenet(name, width)
     # The tables print whole millions, some rounded (568.7 as 569), some cut off (300.8 as 300).
     assert abs(count_multiply_adds(model) / MILLION - multiply_adds) < 1
-    without_bn = _count(v for v in model.trainable_weights if "_bn/" not in v.name)
+    trained = [v for v in model.trainable_weights if "_bn/" not in v.name]
+    without_bn = sum(math.prod(variable.shape) for variable in trained)
     # The table prints so many decimals.
     decimals = 2 if name == "mobilenet_v2" else 1
     assert round(without_bn / MILLION, decimals) == parameters
@@ -197,19 +176,17 @@ def test_initial_kernels_have_the_variance_of_their_fan_out(name):
 
 @pytest.mark.parametrize("name", MOBILENETS)
 def test_every_rectifier_follows_a_batch_normalization_behind_a_convolution(name):
-    model = small_model(name)
-    rectifiers = layers_of(model, keras.layers.ReLU)
+    rectifiers = layers_of(small_model(name), keras.layers.ReLU)
     assert rectifiers
     for rectifier in rectifiers:
-        normalization = rectifier.inbound_nodes[0].inbound_layers
-        convolution = normalization.inbound_nodes[0].inbound_layers
+        (normalization,) = _makers(rectifier)
+        (convolution,) = _makers(normalization)
         assert isinstance(normalization, keras.layers.BatchNormalization), rectifier.name
         assert isinstance(convolution, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D))
 
 
 def test_layer_names_say_where_a_layer_stands():
-    v1 = {layer.name for layer in small_model("mobilenet_v1").layers}
-    v2 = {layer.name for layer in small_model("mobilenet_v2").layers}
+    v1, v2 = ({layer.name for layer in small_model(name).layers} for name in MOBILENETS)
     common = {"image", "stem_conv", "stem_bn", "stem_relu", "pool", "classifier"}
     assert common | {"block_13_depthwise_relu", "block_13_pointwise_conv"} <= v1
     assert common | {"block_3_expand_conv", "block_3_depthwise", "block_3_project_bn"} <= v2
@@ -219,28 +196,15 @@ def test_layer_names_say_where_a_layer_stands():
 
 
 def test_inverted_residuals_add_where_shapes_allow():
-    model = _mobilenet("mobilenet_v2", 1.0)
-    adds = [layer.name for layer in model.layers if isinstance(layer, keras.layers.Add)]
+    adds = [layer.name for layer in layers_of(_mobilenet("mobilenet_v2", 1.0), keras.layers.Add)]
     # Every repetition of a stage: 1 + 2 + 3 + 2 + 2.
     assert adds == [f"block_{number}_add" for number in (3, 5, 6, 8, 9, 10, 12, 13, 15, 16)]
 
 
-@pytest.mark.parametrize(
-    ("channels", "rounded"),
-    [
-        (1, 8),
-        (8, 8),
-        (11.2, 16),  # 8 would lose more than a tenth.
-        (12, 16),
-        (11.9, 16),
-        (24 * 0.35, 8),
-        (67, 64),
-        (68, 72),
-        (1280 * 1.4, 1792),
-    ],
-)
-def test_channels_become_multiples_of_8(channels, rounded):
-    assert make_divisible(channels) == rounded
+def test_channels_become_multiples_of_8():
+    # Of 11.2 and 11.9, 8 would lose more than a tenth.
+    channels = [1, 8, 11.2, 11.9, 12, 24 * 0.35, 67, 68, 1280 * 1.4]
+    assert [*map(make_divisible, channels)] == [8, 8, 16, 16, 16, 8, 64, 72, 1792]
 
 
 @pytest.mark.parametrize("divisor", [1, 4, 8, 16])
@@ -261,67 +225,37 @@ def _build(**options):
     return models.mobilenet_v2_small(**{"num_classes": 10, "seed": 0, **options})
 
 
-def _linear_layers(model):
-    return [layer for layer in model.layers if role_of(layer) is Role.LINEAR]
-
-
 def _source(layer):
     """The layer that made what enters this one, past layers that only move values."""
-    source = layer.inbound_nodes[0].inbound_layers
-    while role_of(source) is Role.MOVEMENT:
-        source = source.inbound_nodes[0].inbound_layers
-    return source
+    (source,) = _makers(layer)
+    return _source(source) if role_of(source) is Role.MOVEMENT else source
 
 
 # Weights of the stem and the five blocks, counted by hand as 9·in·out, 9·channels or in·out:
 # 432; 144 + 256; 1024 + 576 + 1536; 2304 + 864 + 2304; 2304 + 864 + 3840; 6400 + 1440 + 6400;
 # 20480 in the last convolution, and two normalization parameters for each of 1,520 channels; the
 # classifier 512·1000 + 1000.
-@pytest.mark.parametrize("head", HEADS)
-def test_a_thousand_classes_take_0_57_million_parameters(head):
+@pytest.mark.parametrize(("head", "size"), [("gap", 3), ("pool_first", 1)])
+def test_feature_maps_halve_three_times_and_the_head_pools_behind_or_in_front_of_its_convolution(
+    head, size
+):
     model = models.mobilenet_v2_small(head=head)
     assert sum(math.prod(v.shape) for v in model.trainable_weights) == 567_208
+    for image_size in (25, 1, 24):
+        model = _build(image_size=image_size, head=head)
+        sizes = [model.get_layer(f"block_{n}_project_conv").output_shape[1:3] for n in (1, 3, 5)]
+        assert sizes == [(-(-image_size // stride),) * 2 for stride in (2, 4, 8)]
+    assert model.get_layer("head_conv").output_shape == (None, size, size, 512)
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("image_size", [24, 25, 1])
-def test_feature_maps_halve_three_times(head, image_size):
-    model = _build(image_size=image_size, head=head)
-    sizes = [model.get_layer(f"block_{n}_project_conv").output_shape[1:3] for n in (1, 3, 5)]
-    assert sizes == [(-(-image_size // stride),) * 2 for stride in (2, 4, 8)]
-
-
-def test_the_head_pools_behind_or_in_front_of_the_last_convolution():
-    assert _build(head="gap").get_layer("head_conv").output_shape == (None, 3, 3, 512)
-    assert _build(head="pool_first").get_layer("head_conv").output_shape == (None, 1, 1, 512)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_rectified_inputs_leave_no_linear_layer_but_the_stem_without_a_rectifier(head):
-    stem, *others = _linear_layers(_build(head=head, rectified_inputs=True))
-    assert stem.name == "stem_conv"
-    assert {type(_source(layer)) for layer in others} == {keras.layers.ReLU}
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_without_them_rectifiers_stand_only_behind_normalizations(head):
-    model = _build(head=head)
-    rectifiers = layers_of(model, keras.layers.ReLU)
+def test_without_rectified_inputs_rectifiers_stand_only_behind_normalizations(head):
+    rectifiers = layers_of(_build(head=head), keras.layers.ReLU)
     assert {type(_source(layer)) for layer in rectifiers} == {keras.layers.BatchNormalization}
-    names = [layer.name for layer in rectifiers]
     expected = ["stem_relu", "block_1_depthwise_relu"]
     for number in range(2, 6):
         expected += [f"block_{number}_expand_relu", f"block_{number}_depthwise_relu"]
-    assert names == [*expected, "head_relu"]
-
-
-@pytest.mark.thorough
-def test_heads_and_rectifiers_do_not_change_the_initial_weights():
-    reference = _build()
-    for head in HEADS:
-        for rectified in (False, True):
-            model = _build(head=head, rectified_inputs=rectified)
-            np.testing.assert_equal(model.get_weights(), reference.get_weights())
+    assert [layer.name for layer in rectifiers] == [*expected, "head_relu"]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 1000**-0.5), (0.01, 0.01)])
@@ -337,6 +271,8 @@ def test_classifier_stddev_is_that_of_the_initial_weights(given, expected):
 @pytest.mark.parametrize("rectified", [False, True])
 def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
     model = _build(head=head, rectified_inputs=rectified, rectifier_max=None)
+    # Neither changes the initial weights.
+    np.testing.assert_equal(model.get_weights(), _build().get_weights())
     network = Network(model)
     placement = place(network, {node.name: None for node in network}, BitPolicy.paper(4))
     inserted = {
@@ -344,9 +280,10 @@ def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
         for insertion in placement.insertions
         for reader in insertion.readers
     }
-    stem, *others = _linear_layers(model)
+    stem, *others = [layer for layer in model.layers if role_of(layer) is Role.LINEAR]
     assert isinstance(inserted[stem.name], ImageQuantizer)
     for layer in others:
+        assert not rectified or type(_source(layer)) is keras.layers.ReLU
         quantizer = inserted.get(layer.name) or placement.configs[_source(layer).name].output
         # The linear bottlenecks can be negative where nothing rectifies them.
         kinds = PactQuantizer if rectified else (PactQuantizer, StreamQuantizer)
@@ -356,14 +293,8 @@ def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
 
 # -- ResNets ---------------------------------------------------------------------------------------
 
-RESNETS = ("resnet18", "resnet50", "preresnet50")
+
 SMALL_IMAGES = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
-
-
-def _makers(layer):
-    """The layers whose outputs a layer reads."""
-    makers = layer.inbound_nodes[0].inbound_layers
-    return makers if isinstance(makers, list) else [makers]
 
 
 def _readers(layer):
@@ -391,19 +322,14 @@ def test_preresnets_leave_their_sums_alone_and_rectify_in_front_of_every_convolu
     for add in layers_of(model, keras.layers.Add):
         assert keras.layers.ReLU not in {type(reader) for reader in _readers(add)}
     assert [layer.name for layer in _readers(model.get_layer("stem_pool"))] == ["block_1_pre_bn"]
+    # Both branches of a projection read one rectified normalization.
+    branches = ["block_1_shortcut_conv", "block_1_expand_conv"]
+    assert [layer.name for layer in _makers(model.get_layer("block_1_add"))] == branches
+    readers = {layer.name for layer in _readers(model.get_layer("block_1_pre_relu"))}
+    assert readers == {"block_1_reduce_conv", "block_1_shortcut_conv"}
 
 
-def test_both_branches_of_a_projection_read_one_rectified_normalization():
-    model = small_model("preresnet50")
-    readers = _readers(model.get_layer("block_1_pre_relu"))
-    assert {layer.name for layer in readers} == {"block_1_reduce_conv", "block_1_shortcut_conv"}
-    assert [layer.name for layer in _makers(model.get_layer("block_1_add"))] == [
-        "block_1_shortcut_conv",
-        "block_1_expand_conv",
-    ]
-
-
-@pytest.mark.parametrize("name", RESNETS)
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "preresnet50"])
 def test_the_stem_of_small_images_keeps_rows_and_columns(name):
     model = build_small(name, 16, stage_blocks=(1,), **SMALL_IMAGES)
     assert model.get_layer("stem_conv").kernel_size == (3, 3)
@@ -413,9 +339,8 @@ def test_the_stem_of_small_images_keeps_rows_and_columns(name):
 
 @pytest.mark.thorough
 def test_three_narrow_stages_are_resnet_20():
-    model = resnet.resnet18(
-        32, 10, width_multiplier=0.25, stage_blocks=(3, 3, 3), seed=0, **SMALL_IMAGES
-    )
+    options = {"width_multiplier": 0.25, "stage_blocks": (3, 3, 3), **SMALL_IMAGES}
+    model = resnet.resnet18(32, 10, seed=0, **options)
     # 19 convolutions of He et al.'s ResNet-20 and one dense layer; two projections on top, where
     # the paper pads shortcuts with zeros.
     assert len(layers_of(model, keras.layers.Conv2D)) == 19 + 2
@@ -436,7 +361,6 @@ def test_only_convolutions_are_normalized_and_only_where_asked_for():
 
 def test_hidden_dense_layers_are_as_wide_as_asked_for_and_pools_keep_the_last_row_of_odd_sizes():
     model = build_small("vgg16", 24, hidden_units=24)
-    units = [layer.units for layer in layers_of(model, keras.layers.Dense)]
-    assert units == [24, 24, 10]
+    assert [layer.units for layer in layers_of(model, keras.layers.Dense)] == [24, 24, 10]
     pools = layers_of(model, keras.layers.MaxPooling2D)
     assert [pool.output_shape[1] for pool in pools] == [12, 6, 3, 2, 1]

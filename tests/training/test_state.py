@@ -2,7 +2,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import warnings
 
 import pytest
 
@@ -32,13 +31,18 @@ def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
             folder.write_text(run_folder.METRICS, text)
             (folder.path / "curves.png").write_bytes(b"")  # of an earlier version
     (folder.path / "notes.txt").write_text("mine")
-    assert folder.file(output_folder.CONFIG).read_text() == "third"
-    assert (folder.path / "earlier-1" / output_folder.CONFIG).read_text() == "first"
-    assert (folder.path / "earlier-1" / run_folder.METRICS).read_text() == "first"
-    assert (folder.path / "earlier-2" / output_folder.CONFIG).read_text() == "second"
-    assert (folder.path / "earlier-1" / "curves.png").is_file()
-    assert not folder.file(run_folder.METRICS).exists()
-    assert not (folder.path / "curves.png").exists()
+    texts = {
+        str(file.relative_to(folder.path)): file.read_text()
+        for file in folder.path.rglob("*")
+        if file.is_file()
+    }
+    first = {"config.yaml": "first", "metrics.csv": "first", "curves.png": ""}
+    assert texts == {
+        **{f"earlier-1/{name}": text for name, text in first.items()},
+        "earlier-2/config.yaml": "second",
+        "config.yaml": "third",
+        "notes.txt": "mine",
+    }
 
 
 def test_what_cannot_be_written_leaves_the_old_text_and_a_full_disk_says_how_to_go_on(tmp_path):
@@ -78,14 +82,10 @@ def test_a_run_is_finished_when_its_last_file_is_there(tmp_path):
     assert folder.is_finished
 
 
-TABLES = (EpochMetrics, OscillationCount)
-
-
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", [EpochMetrics, OscillationCount])
 def test_a_table_of_an_earlier_version_lacks_fields_that_have_a_default(tmp_path, kind):
-    folder = RunFolder(tmp_path)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    needed = [name for name in kind.columns() if fields[name].default is dataclasses.MISSING]
+    folder, fields = RunFolder(tmp_path), dataclasses.fields(kind)
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
     folder.write_text(kind.file, f"{','.join(needed)}\n{','.join('1' * len(needed))}\n")
     (row,) = kind.read(folder)
     assert {getattr(row, name) for name in kind.columns() if name not in needed} <= {None}
@@ -114,56 +114,42 @@ def test_a_folder_takes_any_configuration_without_a_run_and_that_of_its_run(tmp_
 
 
 def test_what_is_done_reads_back_in_order(tmp_path):
-    folder = RunFolder(tmp_path)
-    state = RunState.read(folder)
+    state = RunState.read(RunFolder(tmp_path))
     assert state.stages == {}
-    of_float, of_quantized = ({"loss": 1.0, "top1": top1, "top5": 0.9} for top1 in (0.5, 0.25))
-    state.finish("float", of_float)
-    state.finish("quantized", of_quantized)
-    assert list(RunState.read(folder).stages.items()) == [
-        ("float", of_float),
-        ("quantized", of_quantized),
+    done = [
+        (name, {**METRICS, "top1": top1}) for name, top1 in zip(STAGES, (0.5, 0.25), strict=True)
     ]
+    for stage in done:
+        state.finish(*stage)
+    assert list(RunState.read(RunFolder(tmp_path)).stages.items()) == done
 
 
 STAGES = ("float", "quantized")
 METRICS = {"loss": 1.0, "top1": 0.5, "top5": 0.9}
 
 
-def left(folder, name):
-    """Puts an empty file into the folder of a run, and those above it."""
-    file = folder.path / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch()
-
-
-def test_a_saved_model_of_a_stage_that_is_not_done_is_told(tmp_path):
-    folder = RunFolder(tmp_path)
-    left(folder, "float.keras")
-    with pytest.warns(
-        UserWarning, match=r"state\.json: received no file beside float\.keras.*again"
-    ):
-        RunState.read(folder).expect_whole(STAGES)
-
-
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize(
-    ("done", "names"),
+    ("done", "names", "told"),
     [
-        ((), ()),
-        ((), ("checkpoints/float/chief",)),  # killed in the first stage
-        (("float",), ("float.keras", "checkpoints/quantized/chief")),
-        (("float",), ("float.keras", "checkpoints/float/chief")),
-        (STAGES, ("float.keras", "quantized.keras")),
+        ((), (), None),
+        ((), ("checkpoints/float/chief",), None),  # killed in the first stage
+        (("float",), ("float.keras", "checkpoints/quantized/chief"), None),
+        (("float",), ("float.keras", "checkpoints/float/chief"), None),
+        (STAGES, ("float.keras", "quantized.keras"), None),
+        ((), ("float.keras",), r"state\.json: received no file beside float\.keras.*again"),
     ],
 )
-def test_what_runs_leave_when_they_are_killed_is_whole(tmp_path, done, names):
+def test_what_runs_leave_when_they_are_killed_is_whole_but_for_models_of_no_stage(
+    tmp_path, done, names, told
+):
     folder = RunFolder(tmp_path)
     if done:
         folder.write_json(run_folder.STATE, {"stages": dict.fromkeys(done, METRICS)})
     for name in names:
-        left(folder, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match=told) if told else contextlib.nullcontext():
         RunState.read(folder).expect_whole(STAGES)
 
 

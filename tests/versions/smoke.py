@@ -125,24 +125,19 @@ def a_keras_3_model_comes_over() -> str:
     model = keras3.Sequential([*image, *stem, *last])
     images = np.random.default_rng(3).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     batch = images.astype(np.float32)
-    _train_in_keras_3(model, images, batch)
+    # Quantized as what it is, trained, saved, loaded, exported and proved.
+    q3 = sat_tf.calibrate(sat_tf.quantize_model(model, 4), batch)
+    q3.compile("sgd", keras3.losses.SparseCategoricalCrossentropy(from_logits=True))
+    q3.fit(batch, np.arange(len(batch)) % 3, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        q3.save(f"{folder}/q.keras")
+        _expect_proved(keras3.saving.load_model(f"{folder}/q.keras"), images)
     converted = sat_tf.from_keras3(model)
     difference = float(np.max(np.abs(converted(batch).numpy() - np.asarray(model(batch)))))
     q = sat_tf.quantize_model(converted, sat_tf.BitPolicy(weight_bits=8, activation_bits=8))
     sat_tf.calibrate(q, batch)
     _expect_proved(q, images)
     return _expect_small(difference, 1e-5)
-
-
-def _train_in_keras_3(model: keras3.Model, images: np.ndarray, batch: np.ndarray) -> None:
-    """Quantized as what it is, trained, saved, loaded, exported and proved."""
-    q = sat_tf.quantize_model(model, 4)
-    sat_tf.calibrate(q, batch)
-    q.compile("sgd", keras3.losses.SparseCategoricalCrossentropy(from_logits=True))
-    q.fit(batch, np.arange(len(batch)) % 3, verbose=0)
-    with tempfile.TemporaryDirectory() as folder:
-        q.save(f"{folder}/q.keras")
-        _expect_proved(keras3.saving.load_model(f"{folder}/q.keras"), images)
 
 
 def pictures_in_a_folder_make_a_certified_file() -> str:
@@ -161,9 +156,7 @@ def pictures_in_a_folder_make_a_certified_file() -> str:
         _command(folder, "quantize", "model.keras", *words)
         _command(folder, "verify", "app/model.tflite", "--images", "photos", "--out", "proof")
         proof = json.loads(pathlib.Path(folder, "proof", "certificate.json").read_text())
-        missing = [name for name in _WRITTEN if not pathlib.Path(folder, "app", name).is_file()]
-    if missing:
-        raise ValueError(f"quantize: has not written {missing}.")
+        _expect_written(folder, "app")
     differing = proof["runtimes"]["xnnpack"]["codes_differing"]
     if differing:
         raise ValueError(f"{differing} codes differ, expected 0.")
@@ -177,33 +170,29 @@ def commands_find_their_files() -> str:
         if "weight_bits: 4" not in shown:
             raise ValueError(f"paper show: received {shown[-200:]!r}, expected a configuration.")
         _command(folder, "train", "--config", _CONFIG, "--out", "run", *_SHORT)
-        missing = [name for name in _WRITTEN if not pathlib.Path(folder, "run", name).is_file()]
-    if missing:
-        raise ValueError(f"train: has not written {missing}.")
+        _expect_written(folder, "run")
     return "with shipped configurations"
 
 
 _CONFIG = "configs/digits/mobilenet_v2_w4a4.yaml"
 _SHORT = [
-    "--set=data.options.image_size=16",
-    *(
-        f"--set=stages.{stage}.{key}"
-        for stage in ("float", "quantized")
-        for key in ("epochs=1", "warmup_epochs=0")
-    ),
+    *("--set=data.options.image_size=16", "--set=stages.float.epochs=1"),
+    *("--set=stages.float.warmup_epochs=0", "--set=stages.quantized.epochs=1"),
+    "--set=stages.quantized.warmup_epochs=0",
 ]
-_WRITTEN = ("model.tflite", "certificate.json", "certificate.html", "report.html")
+
+
+def _expect_written(folder: str, run: str) -> None:
+    written = ("model.tflite", "certificate.json", "certificate.html", "report.html")
+    missing = [name for name in written if not pathlib.Path(folder, run, name).is_file()]
+    if missing:
+        raise ValueError(f"{run}: received no {missing}, expected them.")
 
 
 def _command(folder: str, *words: str) -> str:
     """Returns what a command prints."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "sat_tf", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-P", "-m", "sat_tf", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"sat-tf {words[0]}: status {done.returncode}, {done.stderr[-500:]}")
     return done.stdout

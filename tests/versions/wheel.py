@@ -14,14 +14,19 @@ _PACKAGE = pathlib.Path(__file__).parents[2] / "sat_tf"
 _METADATA = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "LICENSE"}
 
 
-def problems(names: list[str]) -> list[str]:
-    """Names that are missing from those in a wheel, and names that should not be there."""
-    expected = {
+def of_package() -> set[str]:
+    """The names that the package's files have in a wheel."""
+    return {
         f"sat_tf/{path.relative_to(_PACKAGE).as_posix()}"
         for pattern in ("**/*", "training/configs/**/*")  # a link to a folder is not followed
         for path in _PACKAGE.glob(pattern)
         if path.is_file() and path.suffix != ".pyc"
     }
+
+
+def problems(names: list[str]) -> list[str]:
+    """Names that are missing from those in a wheel, and names that should not be there."""
+    expected = of_package()
     own = {name for name in names if ".dist-info/" not in name}
     about = {name.rsplit("/", 1)[1] for name in set(names) - own}
     return [

@@ -50,11 +50,6 @@ def is_input(node: Node) -> bool:
     return quantizer is not None and quantizer.input_type is not None and not is_image(node)
 
 
-def quantizes(node: Node) -> bool:
-    """Returns whether the layer's output becomes codes, by a quantizer or an observer for one."""
-    return output_quantizer(node.layer) is not None and not is_image(node)
-
-
 def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.Layer:
     """Returns the user's layer as files compute it: in float32, whatever its precision in training.
 
@@ -163,13 +158,12 @@ def find_head(network: Network) -> str | None:
     node = network[network.output]
     while role_of(node).keeps_codes or role_of(node) is Role.SOFTMAX:
         node = network[node.inputs[0]]
-    layer = inner_layer(node.layer)
+    layer, quantizer = inner_layer(node.layer), output_quantizer(node.layer)
     kernel = layer_kinds.quantized_kernel(layer)
-    dense = kernel is not None and kernel.form is KernelForm.DENSE
-    quantizer = output_quantizer(node.layer)
-    observed = quantizer is not None and quantizer.observes_range
-    linear = dense and not layer_kinds.rectifies(layer)
-    return node.name if linear and observed and len(node.shape) == 1 else None
+    is_dense = kernel is not None and kernel.form is KernelForm.DENSE
+    is_observed = quantizer is not None and quantizer.observes_range
+    is_linear = is_dense and not layer_kinds.rectifies(layer) and len(node.shape) == 1
+    return node.name if is_linear and is_observed else None
 
 
 def is_function(node: Node) -> bool:

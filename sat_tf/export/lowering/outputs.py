@@ -110,12 +110,12 @@ def with_own_names(graph: Graph) -> Graph:
     def new(name: str) -> str:
         return names.get(name, name)
 
+    tensors = [
+        dataclasses.replace(tensor, name=new(name)) for name, tensor in graph.tensors.items()
+    ]
     return dataclasses.replace(
         graph,
-        tensors={
-            new(name): dataclasses.replace(tensor, name=new(name))
-            for name, tensor in graph.tensors.items()
-        },
+        tensors={tensor.name: tensor for tensor in tensors},
         operations=tuple(operation.renamed(names) for operation in graph.operations),
         output=new(graph.output),
         more_outputs=tuple(map(new, graph.more_outputs)),
@@ -159,8 +159,7 @@ class _Ends:
 
     def shifted(self, source: str) -> str:
         """Adds the tensor of uint8 with the codes of one of int8; returns its name."""
-        name = _unused(self._graph, f"{source}_{UNSIGNED}")
-        tensor = self.tensors[source]
+        name, tensor = _unused(self._graph, f"{source}_{UNSIGNED}"), self.tensors[source]
         codes = None if tensor.codes is None else tensor.codes.unsigned()
         self.tensors[name] = Tensor(name, tensor.shape, codes)
         self.operations[name] = ShiftOutput((source,), name)

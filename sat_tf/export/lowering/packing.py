@@ -16,14 +16,7 @@ import numpy as np
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.windows import LinearKind
-from sat_tf.exact.targets.processors import (
-    DEFAULT_TARGET,
-    PROCESSORS,
-    Processor,
-    output_type_problem,
-    saved_target,
-    target_problem,
-)
+from sat_tf.exact.targets import processors
 from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
 from sat_tf.messages import ModelError, ProblemsError, did_you_mean
@@ -213,7 +206,7 @@ class FileSettings:
     # The type of the outputs, one of `processors.OUTPUT_TYPES`; None: the target's for outputs that
     # have codes, float32 for others.
     output_type: str | None = FLOAT
-    target: str = DEFAULT_TARGET  # The processor that it is for.
+    target: str = processors.DEFAULT_TARGET  # The processor that it is for.
 
     def __post_init__(self) -> None:
         problems = [
@@ -221,8 +214,8 @@ class FileSettings:
             for name, value in dataclasses.asdict(self).items()
             if name not in ("pack", "output_type", "target") and not isinstance(value, bool)
         ]
-        of_type = None if self.output_type is None else output_type_problem(self.output_type)
-        of_target = target_problem(self.target)
+        output_type, of_target = self.output_type, processors.target_problem(self.target)
+        of_type = None if output_type is None else processors.output_type_problem(output_type)
         by_name = {"pack": packing_problem(self.pack), "output_type": of_type, "target": of_target}
         problems += [f"{name}: {problem}" for name, problem in by_name.items() if problem]
         if self.float_head is True and self.output_type not in (None, FLOAT):
@@ -239,9 +232,9 @@ class FileSettings:
             raise ProblemsError("export_tflite", problems)
 
     @property
-    def processor(self) -> Processor:
+    def processor(self) -> processors.Processor:
         """The processor that the file is for."""
-        return PROCESSORS[self.target]
+        return processors.PROCESSORS[self.target]
 
     @property
     def packing(self) -> str:
@@ -253,7 +246,7 @@ class FileSettings:
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
         if self.output_type == FLOAT:  # as in files from before other types
             del values["output_type"]
-        if self.target == DEFAULT_TARGET:  # likewise
+        if self.target == processors.DEFAULT_TARGET:  # likewise
             del values["target"]
         packing = ALL_PACKINGS[self.pack]
         if packing.products and packing.pixelwise:
@@ -275,11 +268,10 @@ class FileSettings:
         """Returns the settings of a file of this graph: pack="none" without packed kernels."""
         bits = {op.storage for op in linear_operations(graph.operations)}
         settings = self if bits - {Storage.INT8} else dataclasses.replace(self, pack="none")
-        if self.output_type is None:
-            have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
-            if len(have_codes) == 1:
-                output_type = self.processor.output_type if True in have_codes else FLOAT
-                settings = dataclasses.replace(settings, output_type=output_type)
+        have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
+        if self.output_type is None and len(have_codes) == 1:
+            output_type = self.processor.output_type if True in have_codes else FLOAT
+            settings = dataclasses.replace(settings, output_type=output_type)
         return settings
 
     @classmethod
@@ -289,7 +281,8 @@ class FileSettings:
         # Earlier versions wrote only this setting; the others had their defaults of then.
         if found is not None and "float_head" in found:
             values = {"pack": "none", **{name: found[name] for name in names if name in found}}
-            values["target"] = saved_target(values.get("target", DEFAULT_TARGET))
+            target = values.get("target", processors.DEFAULT_TARGET)
+            values["target"] = processors.saved_target(target)
             if values["pack"] == "int4" and not found.get("pixelwise", False):
                 values["pack"] = _EARLIER_INT4
             try:

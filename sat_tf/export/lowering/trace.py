@@ -15,7 +15,7 @@ from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
-from sat_tf.export.lowering import layers
+from sat_tf.export.lowering import layer_drafts, layers
 from sat_tf.export.lowering.drafts import (
     Affine,
     Draft,
@@ -25,21 +25,7 @@ from sat_tf.export.lowering.drafts import (
     range_codes,
 )
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer, float_layers
-from sat_tf.export.lowering.layer_drafts import (
-    AveragePoolDraft,
-    ComputedFunction,
-    LinearDraft,
-    Materialized,
-    MeanDraft,
-    MeanOfTensors,
-    NativeDraft,
-    OnOneGrid,
-    PairDraft,
-    SumWithMap,
-    channel_mean,
-    identity,
-    window_mean,
-)
+from sat_tf.export.lowering.layer_drafts import LinearDraft, Materialized, OnOneGrid, PairDraft
 from sat_tf.export.lowering.scales import untie_means
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
@@ -101,21 +87,20 @@ class _Tracer:
         if not input_nodes(self.network):  # no activations are quantized
             for name, image in self.images.items():
                 if not image.is_kept:
-                    shape = _shape(self.network[name])
                     shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
-                    codes = self.builder.add(shift, shape, image.codes)
+                    codes = self.builder.add(shift, image.shape, image.codes)
                     self.drafts[name] = Materialized(self.builder.dequantized(codes))
-        if not any(layers.quantizes(node) for node in self.network):
-            quantizers = [output_quantizer(node.layer) for node in self.network]
+        quantizers = [output_quantizer(node.layer) for node in self.network]
+        if all(each is None or isinstance(each, PixelQuantizer) for each in quantizers):
             ranges = [str(each.range) for each in quantizers if isinstance(each, PixelQuantizer)]
             self.warnings.append(
                 "no activations are quantized: it computes in float32, with weights stored as "
                 f"codes, on pixels of {' and '.join(dict.fromkeys(ranges)) or PIXELS}"
             )
         for name, type_ in input_types(self.network).items():
-            if type_ == "float32" or self.images[name].is_kept:
-                shape = _shape(self.network[name])
-                self.drafts[name] = Materialized(self.builder.tensor(name, shape, None))
+            image = self.images[name]
+            if type_ == "float32" or image.is_kept:
+                self.drafts[name] = Materialized(self.builder.tensor(name, image.shape, None))
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
@@ -169,8 +154,7 @@ class _Tracer:
     def _draft(self, node: Node) -> Draft:
         role = layers.role_of(node)
         if layers.is_image(node):
-            quantizer = node.layer.quantize_config.output
-            (image,) = node.inputs
+            quantizer, (image,) = node.layer.quantize_config.output, node.inputs
             self.images[image] = _image_of(self.network[image], quantizer.range)
             seen = quantizer.seen(node.layer.output_variables)
             doubt = pixel_doubt(seen, quantizer.range) if seen else None
@@ -254,7 +238,7 @@ class _Tracer:
         draft = self.drafts[node.inputs[0]]
         if isinstance(draft, LinearDraft):
             return draft
-        return identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        return layer_drafts.identity(self._tensor(node.inputs[0]), _shape(node)[-1])
 
     def _preprocessing(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -275,7 +259,7 @@ class _Tracer:
         combination = layer_kinds.combination_of(layer)
         if combination is Combination.WITH_MAP:
             codes, scale = layer.codes()
-            return SumWithMap(sources, codes, np.float32(scale))
+            return layer_drafts.SumWithMap(sources, codes, np.float32(scale))
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
                 f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "
@@ -284,7 +268,7 @@ class _Tracer:
                 "rounds them too"
             )
         if combination is Combination.MEAN:
-            return MeanOfTensors(sources)
+            return layer_drafts.MeanOfTensors(sources)
         return PairDraft.of(_PAIRS[combination], sources)
 
     def _function(self, node: Node) -> Draft:
@@ -302,12 +286,12 @@ class _Tracer:
             shape = self.builder.shape(tensor)
             return FloatCall(call_name(node), node, layers.in_float32(node, [shape]), (tensor,))
 
-        older = ComputedFunction((source,), function if is_elementwise else None, call)
+        older = layer_drafts.ComputedFunction((source,), function if is_elementwise else None, call)
         native = layers.native_of(node)
         if native is None:
             return older
         slopes = getattr(layer, native.weights).numpy() if native.weights else None
-        return NativeDraft((source,), native, older, slopes)
+        return layer_drafts.NativeDraft((source,), native, older, slopes)
 
     def _rounding_to_input(self, node: Node, operation: Operation) -> Draft | None:
         """Returns an operation that rounds to its input's codes, which get the grid of its output.
@@ -329,10 +313,10 @@ class _Tracer:
         pooling = layer_kinds.find_support(layer).pooling
         if pooling is None:
             source = self._natural(node.inputs[0])
-            return channel_mean(source, self.builder.shape(source)[-1])
+            return layer_drafts.channel_mean(source, self.builder.shape(source)[-1])
         if pooling.whole:
             mean = Mean((), "", bool(layer.keepdims))
-            return MeanDraft((self._natural(node.inputs[0]),), mean)
+            return layer_drafts.MeanDraft((self._natural(node.inputs[0]),), mean)
         pads, size = layers.pads(self.network, node), tuple(layer.pool_size)
         window = Window(tuple(layer.strides), "SAME" if pads else "VALID")
         if draft := self._rounding_to_input(node, AveragePool((), "", size, window)):
@@ -341,7 +325,7 @@ class _Tracer:
         source_codes = self.builder.codes(source)
         if source_codes is None or pads:
             as_in_keras = dataclasses.replace(window, padding=layer.padding.upper())
-            means = AveragePoolDraft((source,), AveragePool((), "", size, as_in_keras))
+            means = layer_drafts.AveragePoolDraft((source,), AveragePool((), "", size, as_in_keras))
             if source_codes is not None and means.parts(self.builder.shape(source)) is None:
                 self.warnings.append(
                     f"{layer.name}: AVERAGE_POOL_2D rounds its means to the codes that it reads, "
@@ -349,7 +333,7 @@ class _Tracer:
                     "of Keras by one; windows of up to 7x7, or padding='valid', are exact"
                 )
             return means
-        return window_mean(source, _shape(node)[-1], size, window)
+        return layer_drafts.window_mean(source, _shape(node)[-1], size, window)
 
     def _concatenation(self, node: Node) -> Draft:
         branches = [self._part(name) for name in node.inputs]
@@ -392,7 +376,8 @@ class _Tracer:
             return Rectified(draft.inputs, draft, layer_kinds.rectifier_ceiling(layer))
         if getattr(quantizer, "observes_range", False):
             # No integer kernel computes means of float values, and nothing needs codes of these.
-            is_mean = isinstance(draft, AveragePoolDraft) and node.name not in self.network.outputs
+            is_inside = node.name not in self.network.outputs
+            is_mean = isinstance(draft, layer_drafts.AveragePoolDraft) and is_inside
             if is_mean and self.builder.codes(draft.inputs[0]) is None:
                 return draft
             layer, observed = inner_layer(node.layer), layers.observed_range(node.layer)

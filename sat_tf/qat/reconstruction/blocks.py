@@ -13,11 +13,11 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, check_model
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones
-from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.images import BATCH_SIZE, FileArray, Rows
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized, name_in_front_of_insertions
 from sat_tf.qat.model_class import processor_of
+from sat_tf.qat.walk import call_node
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 
 # The most linear layers of a block that no single tensor cuts, where it can be parted.

@@ -11,7 +11,6 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.files import check_writable
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError
@@ -19,13 +18,9 @@ from sat_tf.messages.progress_bar import Progress, image_bar
 from sat_tf.messages.tables import Column, RowTable, Table, digits, percent
 from sat_tf.messages.validation import Count, Positive, find_problems
 from sat_tf.pictures import CALIBRATION_IMAGES
-from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
+from sat_tf.qat.calibrate import measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
-from sat_tf.qat.input_range_checks import (
-    RangeStatistics,
-    observe_pixels,
-    range_statistics,
-)
+from sat_tf.qat.input_range_checks import observe_pixels
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.fit import (
@@ -37,6 +32,7 @@ from sat_tf.qat.reconstruction.fit import (
     rows_of_classes,
     trained,
 )
+from sat_tf.qat.walk import call_node
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.values import COUNT
 
@@ -54,21 +50,13 @@ _WHOLE = FitSchedule(steps=8, rate=1e-2, measured=1)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockFit:
-    """The error of a block before it was fitted and afterwards, on the held-out images.
+    """The error of a block before it was fitted and afterwards, on the held-out images."""
 
-    Attributes:
-        block: the last layer of the block; "" for the whole network.
-        layers: how many layers were fitted.
-        error_before: the error that was fitted, see `reconstruct`, before.
-        error_after: the same afterwards; equal where nothing was kept.
-        seconds: the time that the fit took.
-    """
-
-    block: str
-    layers: int
-    error_before: float
-    error_after: float
-    seconds: float
+    block: str  # The last layer of the block; "" for the whole network.
+    layers: int  # How many layers were fitted.
+    error_before: float  # The error that was fitted, see `reconstruct`, before.
+    error_after: float  # The same afterwards; equal where nothing was kept.
+    seconds: float  # The time that the fit took.
 
     @property
     def kept(self) -> bool:
@@ -78,32 +66,21 @@ class BlockFit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Reconstruction(RowTable):
-    """The errors of a model before and after `reconstruct`, on the images that were held out.
-
-    Attributes:
-        model: the name of the model.
-        blocks: the fits of blocks in order; the last is that of the whole network.
-        error_before: the error of the outputs, as for the whole network; see `reconstruct`.
-        error_after: the error of the model that was kept.
-        agreement_before: share of places where the largest number of an output is that of the float
-            model; None for outputs of one number.
-        agreement_after: the share of the model that was kept.
-        num_images: how many images were used.
-        held_out: how many of these were not fitted to.
-        seconds: the time that the reconstruction took.
-    """
+    """The errors of a model before and after `reconstruct`, on the images that were held out."""
 
     COLUMNS: ClassVar = ("block", "layers", "error_before", "error_after", "kept", "seconds")
 
-    model: str
-    blocks: tuple[BlockFit, ...]
-    error_before: float
-    error_after: float
+    model: str  # The name of the model.
+    blocks: tuple[BlockFit, ...]  # The fits in order; the last is that of the whole network.
+    error_before: float  # The error of the outputs, as for the whole network; see `reconstruct`.
+    error_after: float  # The error of the model that was kept.
+    # The share of places where the largest number of an output is that of the float model; None for
+    # outputs of one number.
     agreement_before: float | None
-    agreement_after: float | None
-    num_images: int
-    held_out: int
-    seconds: float
+    agreement_after: float | None  # The share of the model that was kept.
+    num_images: int  # How many images were used.
+    held_out: int  # How many of these were not fitted to.
+    seconds: float  # The time that the reconstruction took.
 
     @property
     def kept(self) -> bool:
@@ -215,12 +192,8 @@ def reconstruct(
     if problems or reference is None:
         raise ProblemsError("reconstruct", problems)
     start = model.get_weights()
-
-    def compared(name: str, input_range: InputRange) -> RangeStatistics | None:
-        return range_statistics(reference, images, network.inputs.index(name), input_range)
-
     try:
-        observe_pixels(images, network, compared, by="reconstruct")
+        observe_pixels(images, network, reference=reference, by="reconstruct")
         fit = _Reconstructor(network, reference, images, checkpoint, steps=steps, seed=seed)
         return fit.run(model, shown=progress)
     except BaseException:  # also an interruption

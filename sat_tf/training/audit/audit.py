@@ -34,12 +34,9 @@ from sat_tf.training.audit.audited_model import (
 from sat_tf.training.audit.kappa import (
     GradientFlow,
     GradientProbe,
-    gradient_flow_constants,
-    variance,
-)
-from sat_tf.training.audit.linear_layers import (
     LinearCall,
     find_classifier,
+    gradient_flow_constants,
     is_linear,
     linear_calls,
     mixes,
@@ -47,6 +44,7 @@ from sat_tf.training.audit.linear_layers import (
     read_through,
     unwrapped,
     users_name,
+    variance,
 )
 
 

@@ -4,7 +4,6 @@ import csv
 import io
 import logging
 import os
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -118,8 +117,6 @@ class TrainingRules(keras.callbacks.Callback):
         latest: the last audit; None before the first one.
         flipped: share of weights whose code the last measured step changed, by layer.
         moved: share of weights whose code changed between the last two measurements, by layer.
-        cost: the time that measurements have taken since training began, in percent of the time of
-            its steps, without the first one, which traces the graphs. Logged when training ends.
 
     Raises:
         ValueError: a number is too small, the data hold no images, or a file cannot be written;
@@ -146,7 +143,6 @@ class TrainingRules(keras.callbacks.Callback):
         self.latest: Audit | None = None
         self.flipped: dict[str, float] = {}
         self.moved: dict[str, float] = {}
-        self.cost = 0.0
         self._sample = labelled_images(dataset, most=num_images)
         self._measured_model = model
         self._audited: keras.Model | None = None
@@ -159,7 +155,6 @@ class TrainingRules(keras.callbacks.Callback):
         self._writer: Any = None
         self._warned: set[tuple[str, str]] = set()
         self._step = self._first_batch = self._stride = 0
-        self._began = self._spent = 0.0
 
     def set_model(self, model: Any) -> None:
         """Takes the model that is going to be trained."""
@@ -184,7 +179,6 @@ class TrainingRules(keras.callbacks.Callback):
         self._step = int(self.model.optimizer.iterations.numpy())
         self._stride = 1
         self._measure()
-        self._began, self._spent, self.cost = time.perf_counter(), 0.0, 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Remembers where the step starts: Keras may take several batches at once."""
@@ -192,20 +186,16 @@ class TrainingRules(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Measures, after every `every` steps."""
-        start, before = time.perf_counter(), self._step
+        before = self._step
         self._stride = batch - self._first_batch + 1
         self._step += self._stride
         if self._step // self.every > before // self.every:
             self._measure()
         if (self._step + self._stride) // self.every > self._step // self.every:
             self._before = self._codes()
-        now = time.perf_counter()
-        self._spent += now - start
-        self.cost = 100.0 * self._spent / max(now - self._began - self._spent, 1e-9)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes out what is still in memory, and logs what measuring has cost."""
-        _log.info("measuring took %.1f %% of the time of the steps", self.cost)
+        """Writes out what is still in memory."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -247,7 +237,6 @@ class TrainingRules(keras.callbacks.Callback):
         values: dict[str, float | None] = {
             "rules/kappa_0": audit.kappa_0,
             "rules/loss": audit.loss,
-            "rules/cost_percent": self.cost or None,
             "rules/logit_variance": audit.logit_variance,
         }
         for layer in audit.layers:

@@ -8,10 +8,9 @@ from typing import Any, cast
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.messages.validation import call_by_name
 from sat_tf.training.data.digits import load_digits
-from sat_tf.training.data.folders import load_folder_tree, load_tfrecords
+from sat_tf.training.data.folders import load_folder_tree, load_tfds, load_tfrecords
 from sat_tf.training.data.glyphs import load_glyphs
 from sat_tf.training.data.source import ImageSet, ImageSource
-from sat_tf.training.data.tfds_builder import load_tfds
 
 __all__ = [
     "DATA_SETS",

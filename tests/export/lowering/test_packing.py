@@ -19,32 +19,29 @@ from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.exact.tflite.writer import packed_bytes
 from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph, stored_kernels
-from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
+from sat_tf.export.lowering.pipeline import rounded, trained_graph
 from sat_tf.export.lowering.scales import floor_scales, largest_sums, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
-from tests.export.proofs import proved
+from tests.export.proofs import deployed, proved
 from tests.export.zoo import Specimen, images_for
 
 THREE = BitPolicy.mobile(3, first_last_weight_bits=None)
 NARROW = BitPolicy.mobile(4, weight_grid="narrow", first_last_weight_bits=None)
+ODD = BitPolicy.mobile(4, weight_grid="dorefa", first_last_weight_bits=None)
 ROUNDED = BitPolicy.mobile(2, weight_grid="rounded", first_last_weight_bits=None)
 
-# At 4 bits, odd codes up to 15.
-ODD = {"weight_grid": "dorefa"}
 
-
-def _packed(build, policy, **settings) -> keras.Model:
-    return Specimen(build, policy, **settings).quantized()
+def _packed(build, policy) -> keras.Model:
+    return Specimen(build, policy).quantized()
 
 
 def _small() -> keras.Model:
     """One layer of each kind, whose sizes are whole bytes."""
-    features = [*zoo.block(zoo.convolution(8)), *zoo.block(zoo.depthwise())]
-    pooled = [*zoo.block(zoo.convolution(12, 1)), zoo.layers.GlobalAveragePooling2D()]
-    return zoo.chain((9, 9, 3), *features, *pooled, zoo.Dense(5))
+    inner = "block conv 8 | block depthwise | block conv 12 1"
+    return zoo.chain((9, 9, 3), f"{inner} | GlobalAveragePooling2D | Dense 5")
 
 
 @functools.cache
@@ -56,45 +53,30 @@ def _linear(graph) -> dict[str, Linear]:
     return {op.output: op for op in graph.operations if isinstance(op, Linear)}
 
 
-@pytest.fixture(scope="module")
-def model() -> keras.Model:
-    return _packed(_small, THREE)
-
-
-def _unpacked(data: np.ndarray, bits: int, count: int) -> list[int]:
-    """Codes from bytes, one at a time: the reader of the format."""
-    codes = []
-    for index in range(count):
-        bit = index * bits
-        code = (int(data[bit // 8]) >> (bit % 8)) & (2**bits - 1)
-        codes.append(code - 2**bits if code >= 2 ** (bits - 1) else code)
-    return codes
+def _deployed(build, policy, pack="auto") -> Graph:
+    return deployed(_packed(build, policy), pack=pack)
 
 
 @given(storage=st.sampled_from(Storage), count=st.integers(1, 40), seed=st.integers(0, 99))
 def test_packed_bytes_hold_every_code_in_order(storage, count, seed):
     rng = np.random.default_rng(seed)
     codes = rng.integers(storage.lowest, storage.highest + 1, count)
-    data = packed_bytes(codes, storage)
-    assert data.size == -(-count * storage.value // 8)
-    assert _unpacked(data, storage.value, count) == codes.tolist()
-
-
-def test_the_first_code_has_the_low_bits_of_a_byte():
+    data, bits = packed_bytes(codes, storage), storage.value
+    assert data.size == -(-count * bits // 8)
+    # The reader of the format: codes from bytes, one at a time.
+    for place, code in zip(range(0, count * bits, bits), codes, strict=True):
+        assert (int(data[place // 8]) >> (place % 8)) % 2**bits == code % 2**bits
+    # The first code has the low bits of a byte.
     assert packed_bytes(np.array([1, -2, -8]), Storage.INT4).tolist() == [0xE1, 0x08]
     assert packed_bytes(np.array([[1, -2], [0, -1]]), Storage.INT2).tolist() == [0b11_00_10_01]
 
 
-# Different kernels, shapes and grids; two dense layers, the second of few inputs.
+# Models of the zoo: different kernels, shapes and grids, some of dense layers alone.
 PACKED = {
-    "residual": (zoo.residual(rectified=False), THREE),
-    "residual_narrow": (zoo.residual(rectified=True), NARROW),
-    "bottleneck_rounded": (zoo.bottleneck, ROUNDED),
-    "depth_multiplier": (zoo.depth_multiplier, NARROW),
-    "dilated_depthwise": (zoo.dilated_depthwise, ROUNDED),
-    "flat_pixels": (zoo.flat_pixels, THREE),
-    "dense_on_a_sequence": (zoo.dense_on_a_sequence, NARROW),
-    "preactivation": (zoo.preactivation, NARROW),
+    **dict.fromkeys(("residual", "flat_pixels"), THREE),
+    **dict.fromkeys(("residual_rectified", "depth_multiplier", "dense_on_a_sequence"), NARROW),
+    **dict.fromkeys(("bottleneck", "dilated_depthwise"), ROUNDED),
+    "preactivation": NARROW,
 }
 
 
@@ -102,15 +84,15 @@ PACKED = {
 @pytest.mark.parametrize("pack", ["auto", "int4", "int2"])
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_file_computes_the_simulated_integers(name, pack, path):
-    model = _packed(*PACKED[name])
+    model = _packed(zoo.ZOO[name].build, PACKED[name])
     report, found = proved(model, path, images_for(model), {"pack": pack})
     xnnpack = found.runtimes["xnnpack"]
     assert xnnpack.codes_compared > 0
     assert xnnpack.outputs_differing == 0
-    assert report.storage[0].pack == pack
+    assert report.storage[0].pack == pack == read_contents(path.read_bytes(), "").settings["pack"]
     assert any(kernel.bits < 8 for kernel in report.kernels)
     # All but packed convolutions and the image's QUANTIZE run on XNNPACK, as the simulator has it.
-    graph = deployed_graph(Network(model), pack=pack)
+    graph = deployed(model, pack=pack)
     builtin = sum(op.is_builtin for op in _linear(graph).values())
     assert xnnpack.delegation.delegated == xnnpack.delegation.operators - 1 - builtin
 
@@ -120,19 +102,25 @@ with warnings.catch_warnings():
     TERNARY = dataclasses.replace(ROUNDED, weight_grid="narrow")
 
 
+TWO = BitPolicy.mobile(2, first_last_weight_bits=None)
+
+
 @pytest.mark.parametrize(
-    ("policy", "expected"),
+    ("pack", "policy", "expected"),
     [
-        (THREE, Storage.INT4),
-        (NARROW, Storage.INT4),
-        (BitPolicy.mobile(2, first_last_weight_bits=None), Storage.INT4),
-        (TERNARY, Storage.INT2),
+        *(("int2", policy, Storage.INT4) for policy in (THREE, NARROW, TWO)),
+        ("int2", TERNARY, Storage.INT2),
+        *(("auto", policy, Storage.INT4) for policy in (THREE, NARROW, ROUNDED)),
     ],
 )
-def test_int2_stores_products_in_2_bits_where_they_fit_and_nothing_beside_them(policy, expected):
-    for name, operation in _linear(pack_graph(_traced(policy), "int2")).items():
+def test_products_are_stored_in_few_bits_where_they_fit_and_nothing_beside_them(
+    pack, policy, expected
+):
+    found = _linear(pack_graph(_traced(policy), pack))
+    for name, operation in found.items():
         assert operation.storage is (expected if operation.is_product else Storage.INT8), name
         assert not operation.is_builtin, name
+    assert [op.kind for op in found.values() if op.pixelwise] == [LinearKind.CONVOLUTION]
 
 
 def test_the_lowest_code_of_2_bits_fits_where_no_gamma_is_negative():
@@ -144,68 +132,43 @@ def test_the_lowest_code_of_2_bits_fits_where_no_gamma_is_negative():
             assert re.fullmatch(r"codes -\d to 2, INT2 holds -2 to 1", graph.storage_notes[name])
 
 
-@pytest.mark.parametrize("policy", [THREE, NARROW, ROUNDED])
-def test_auto_stores_products_in_4_bits_and_nothing_beside_them(policy):
-    found = _linear(pack_graph(_traced(policy), "auto"))
-    assert {op.storage for op in found.values() if op.is_product} == {Storage.INT4}
-    assert {op.storage for op in found.values() if not op.is_product} == {Storage.INT8}
-    assert [op.kind for op in found.values() if op.pixelwise] == [LinearKind.CONVOLUTION]
-
-
 def test_int4_stores_every_kernel_in_4_bits_and_windows_leave_xnnpack():
-    found = _linear(pack_graph(_traced(ROUNDED), "int4"))
-    assert {op.storage for op in found.values()} == {Storage.INT4}
-    for operation in found.values():
+    for operation in _linear(pack_graph(_traced(ROUNDED), "int4")).values():
+        assert operation.storage is Storage.INT4
         assert operation.is_builtin is not operation.is_product
-
-
-def test_what_int4_was_in_earlier_files_is_what_these_are_compared_with():
+    # With what it was in earlier files these are compared.
     found = _linear(pack_graph(_traced(ROUNDED), "int4 of earlier files"))
     assert not any(op.pixelwise for op in found.values())
-    assert {op.kind: op.storage for op in found.values()} == {
-        LinearKind.CONVOLUTION: Storage.INT4,
-        LinearKind.DEPTHWISE: Storage.INT4,
-        LinearKind.FULLY_CONNECTED: Storage.INT2,
-    }
-
-
-def _notes(build, policy=NARROW, pack="auto") -> dict[str, str]:
-    return {
-        kernel.layer: kernel.note
-        for kernel in stored_kernels(deployed_graph(Network(_packed(build, policy)), pack=pack))
-    }
+    windows = LinearKind.CONVOLUTION, LinearKind.DEPTHWISE
+    expected = {LinearKind.FULLY_CONNECTED: Storage.INT2, **dict.fromkeys(windows, Storage.INT4)}
+    assert {op.kind: op.storage for op in found.values()} == expected
 
 
 def _pointwise(channels: int, strides: int = 1, *, inputs: int = 8, groups: int = 1):
-    def build() -> keras.Model:
-        wide, settings = zoo.block(zoo.convolution(inputs)), {"strides": strides, "groups": groups}
-        pointwise = zoo.convolution(channels, 1, padding="valid", name="pointwise", **settings)
-        return zoo.chain((8, 8, 3), *wide, pointwise, *zoo.head())
-
-    return build
+    pointwise = f"conv {channels} 1 padding=valid name=pointwise strides={strides} groups={groups}"
+    layers = f"block conv {inputs} | {pointwise} | GlobalAveragePooling2D | Dense 4"
+    return lambda: zoo.chain((8, 8, 3), layers)
 
 
 @pytest.mark.parametrize(
-    ("build", "expected"),
+    ("build", "policy", "expected"),
     [
-        (_pointwise(8), ""),
-        (_pointwise(8, inputs=7), "its 7 inputs do not fill whole bytes"),
-        (_pointwise(8, 2), "XNNPACK packs 1x1 convolutions without strides only"),
-        (_pointwise(8, groups=2), "transposed and grouped convolutions read int8 only"),
-        (_pointwise(7), ""),
+        (_pointwise(8), NARROW, ""),
+        (_pointwise(8, inputs=7), NARROW, "its 7 inputs do not fill whole bytes"),
+        (_pointwise(8, 2), NARROW, "XNNPACK packs 1x1 convolutions without strides only"),
+        (_pointwise(8, groups=2), NARROW, "transposed and grouped convolutions read int8 only"),
+        (_pointwise(7), NARROW, ""),
+        # At 4 bits, odd codes up to 15.
+        (_pointwise(8), ODD, r"codes -\d+ to \d+, INT4 holds -8 to 7"),
     ],
 )
-def test_a_1x1_convolution_that_stays_int8_says_why(build, expected):
-    (note,) = [note for name, note in _notes(build).items() if name.startswith("pointwise")]
-    assert note == expected
+def test_a_1x1_convolution_that_stays_int8_says_why(build, policy, expected):
+    notes = {kernel.layer: kernel.note for kernel in stored_kernels(_deployed(build, policy))}
+    (note,) = [note for name, note in notes.items() if name.startswith("pointwise")]
+    assert re.fullmatch(expected, note)
 
 
-def test_codes_that_do_not_fit_say_what_they_are():
-    notes = _notes(_pointwise(8), BitPolicy.mobile(4, **ODD, first_last_weight_bits=None))
-    assert all("INT4 holds -8 to 7" in notes[name] for name in notes if "pointwise" in name)
-
-
-@pytest.mark.parametrize("policy", [BitPolicy.mobile(4, **ODD), BitPolicy.mobile(8)])
+@pytest.mark.parametrize("policy", [BitPolicy.mobile(4, weight_grid="dorefa"), BitPolicy.mobile(8)])
 def test_where_nothing_fits_auto_is_the_plain_file(policy, tmp_path):
     model = _packed(_small, policy)
     auto, none = tmp_path / "auto.tflite", tmp_path / "none.tflite"
@@ -226,7 +189,7 @@ def test_the_report_says_which_release_runs_the_file(policy, pack, release, path
 
 @pytest.mark.parametrize("pack", ["auto", "int2", "int4"])
 def test_a_packed_file_is_read_back_as_it_was_written(pack):
-    graph = deployed_graph(Network(_packed(_small, ROUNDED)), pack=pack)
+    graph = _deployed(_small, ROUNDED, pack)
     found, expected = _linear(read_graph(serialize(graph, {}), "file")), _linear(graph)
     assert list(found) == list(expected)
     for name, operation in expected.items():
@@ -238,12 +201,11 @@ def test_a_packed_file_is_read_back_as_it_was_written(pack):
 def test_a_layer_used_twice_has_its_packed_kernel_in_the_file_once():
     def build() -> keras.Model:
         twice = zoo.layers.Conv2D(8, 1, use_bias=False)
-        return zoo.chain((8, 8, 3), *zoo.block(zoo.convolution(8)), twice, twice, *zoo.head())
+        return zoo.chain((8, 8, 3), "block conv 8", twice, twice, *zoo.head())
 
-    graph = deployed_graph(Network(_packed(build, NARROW)))
-    shared = [op for op in _linear(graph).values() if op.pixelwise]
-    assert len(shared) == 2
-    kernel = packed_bytes(shared[0].kernel, Storage.INT4).tobytes()
+    graph = _deployed(build, NARROW)
+    one, _ = (op for op in _linear(graph).values() if op.pixelwise)
+    kernel = packed_bytes(one.kernel, Storage.INT4).tobytes()
     assert serialize(graph, {}).count(kernel) == 1
 
 
@@ -256,16 +218,13 @@ def test_a_packed_file_takes_the_other_settings_too(settings, path):
     assert found.runtimes["xnnpack"].delegation.partitions == 1
 
 
-@pytest.mark.parametrize("storage", Storage)
-def test_sums_that_xnnpack_shifts_have_room_in_its_kernels(storage):
+def test_sums_that_xnnpack_shifts_have_room_in_its_kernels():
     """Dead channels have the largest biases, and INT4 kernels multiply them by 16."""
     operation = next(op for op in _linear(_traced(NARROW)).values() if op.kernel.shape[1] == 1)
-    packed = dataclasses.replace(operation, storage=storage, pixelwise=True)
-    assert packed.largest_sum == (2**27 - 1 if storage is Storage.INT4 else 2**31 - 1)
-
-
-def test_dead_channels_of_packed_kernels_have_biases_within_that_room():
-    graph = deployed_graph(Network(_packed(zoo.bottleneck, NARROW)))
+    for storage in Storage:
+        packed = dataclasses.replace(operation, storage=storage, pixelwise=True)
+        assert packed.largest_sum == (2**27 - 1 if storage is Storage.INT4 else 2**31 - 1)
+    graph = _deployed(zoo.bottleneck, NARROW)
     packed = [op for op in _linear(graph).values() if op.pixelwise]
     assert packed
     for operation in packed:
@@ -274,22 +233,17 @@ def test_dead_channels_of_packed_kernels_have_biases_within_that_room():
 
 
 @pytest.mark.essential
-def test_packed_codes_fill_their_storage_and_no_more(model):
-    for operation in _linear(deployed_graph(Network(model), pack="int4")).values():
+def test_packed_codes_fill_their_storage_and_no_more_and_the_file_holds_them_so():
+    graph = _deployed(_small, THREE, "int4")
+    for operation in _linear(graph).values():
         largest = np.max(np.abs(operation.kernel))
-        assert largest <= operation.storage.highest
-        assert 2 * largest > operation.storage.highest
-
-
-def test_the_file_holds_the_kernels_as_the_graph_says(model):
-    graph = deployed_graph(Network(model), pack="int4")
+        assert largest <= operation.storage.highest < 2 * largest
     types = {
         operator.outputs[0].name: operator.inputs[1].type
         for operator in read_contents(serialize(graph, {}), "model").operators
         if len(operator.inputs) == 3
     }
-    assert types == {name: op.storage.name for name, op in _linear(graph).items()}
-    assert set(types.values()) == {"INT4"}
+    assert types == dict.fromkeys(_linear(graph), "INT4")
 
 
 def test_layers_that_do_not_fit_stay_int8_and_the_report_says_which_and_why(path):
@@ -310,24 +264,18 @@ def test_the_lowest_code_of_the_rounded_grid_does_not_fit_behind_a_negative_gamm
     for name, operation in _linear(pack_graph(graph, "int4")).items():
         fits = np.min(operation.kernel) >= -8 and np.max(operation.kernel) <= 7
         assert (operation.storage is not Storage.INT8) == fits, name
-    assert any(np.min(op.kernel) == -8 for op in _linear(graph).values())
-    assert any(np.max(op.kernel) == 8 for op in _linear(graph).values())
+    kernels = [op.kernel for op in _linear(graph).values()]
+    assert {-8, 8} <= {*map(np.min, kernels), *map(np.max, kernels)}
 
 
 def test_an_operation_that_the_export_adds_stays_int8():
-    graph = deployed_graph(Network(_packed(zoo.preactivation, NARROW)), pack="int4")
-    added = [op for op in _linear(graph).values() if op.storage is Storage.INT8]
+    linear = _linear(_deployed(zoo.preactivation, NARROW, "int4")).values()
+    added = [op for op in linear if op.storage is Storage.INT8]
     assert added
     for operation in added:
         assert operation.kernel.shape[:2] == (1, 1)
         # Of the factors from 64 to 127 it has the one at which the fewest codes are others.
         assert np.max(np.abs(operation.kernel)) > 63
-
-
-def test_a_packed_file_has_codes_of_its_own_and_says_so(model, path):
-    for pack in ("none", "int4"):
-        proved(model, path, images_for(model), {"pack": pack})
-        assert read_contents(path.read_bytes(), pack).settings["pack"] == pack
 
 
 def test_sums_that_overflow_builtin_kernels_are_refused():
@@ -360,20 +308,21 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
     assert furthest[1] < 0.1 < furthest[0]
 
 
-OTHER = FileSettings(float_head=True, pack="int4", softmax=True, resizable=True)
+OTHERS = [
+    FileSettings(float_head=True, pack="int4", softmax=True, resizable=True),
+    *(FileSettings(output_type=output_type) for output_type in ("int8", "uint8")),
+]
 
 
-@pytest.mark.parametrize("settings", [*(FileSettings(pack=pack) for pack in PACKINGS), OTHER])
-def test_a_file_gives_back_its_settings(settings):
-    assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
+def test_a_file_gives_back_its_settings():
+    for settings in [*(FileSettings(pack=pack) for pack in PACKINGS), *OTHERS]:
+        assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
+    assert "output_type" not in json.loads(FileSettings().to_json({}))  # those of float files
 
 
-def test_what_a_file_does_not_say_is_as_it_was_by_default_then():
+def test_earlier_files_have_the_defaults_of_then_and_1x1_convolutions_as_convolutions():
     found = FileSettings.of_file({"version": "0.1", "float_head": True}, "model.tflite")
     assert found == FileSettings(float_head=True, pack="none")
-
-
-def test_an_earlier_file_has_its_1x1_convolutions_as_convolutions_and_says_the_same_again():
     entry = {**json.loads(FileSettings(pack="none").to_json({})), "pack": "int4"}
     found = FileSettings.of_file(entry, "model.tflite")
     assert found.pack != "int4"

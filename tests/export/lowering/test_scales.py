@@ -19,7 +19,7 @@ from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export import read_graph, simulate
 from sat_tf.export.lowering import scales
-from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
+from sat_tf.export.lowering.pipeline import trained_graph
 from sat_tf.export.lowering.scales import (
     Channel,
     floor_scales,
@@ -30,7 +30,7 @@ from sat_tf.export.lowering.scales import (
 )
 from sat_tf.graph.network import Network
 from tests.export import layer_models, reference, zoo
-from tests.export.proofs import calibrated, proved
+from tests.export.proofs import calibrated, deployed, proved
 
 
 def _graph(kernel, weight_scales, bias, *, source=0.5, output=0.25) -> Graph:
@@ -51,18 +51,12 @@ def _only(graph: Graph) -> Linear:
     return linear
 
 
-def test_upscaling_keeps_the_weights():
+def test_upscaling_keeps_the_weights_and_one_scale_for_all_channels():
     graph = _graph([[3, -15], [1, 0], [0, 0]], [0.1, 0.2, 0.3], [0, 0, 0])
     before, after = _only(graph), _only(scales.upscale(graph))
     np.testing.assert_array_equal(after.kernel.reshape(3, 2), [[24, -120], [127, 0], [0, 0]])
-    np.testing.assert_allclose(
-        after.kernel * after.along_channels(after.scales),
-        before.kernel * before.along_channels(before.scales),
-        rtol=1e-15,
-    )
-
-
-def test_one_scale_for_all_channels_stays_one_scale():
+    weights = [one.kernel * one.along_channels(one.scales) for one in (after, before)]
+    np.testing.assert_allclose(*weights, rtol=1e-15)
     after = _only(scales.upscale(_graph([[3, -15], [1, 0]], [0.1, 0.1], [0, 0])))
     np.testing.assert_array_equal(after.kernel.reshape(2, 2), [[24, -120], [8, 0]])
     assert after.scales[0] == after.scales[1]
@@ -74,8 +68,7 @@ def test_a_layer_of_a_large_network_has_one_factor_so_that_its_bytes_have_few_va
     after = _only(scales.upscale(_graph(codes, weight_scales, np.zeros(len(codes)))))
     assert set(np.unique(after.kernel)) == {-120, 0, 8, 24}
 
-
-def test_upscaling_leaves_room_in_int32():
+    # It leaves room in int32.
     wide = np.where(np.arange(100_000) % 2, 1, -1)[np.newaxis]
     after = _only(scales.upscale(_graph(wide, [0.1], [0.0])))
     # 100 000 codes of 83 meet inputs of at most 128.
@@ -98,17 +91,15 @@ def test_biases_become_integers_of_input_scale_times_weight_scale():
 
 
 @pytest.mark.parametrize("weight_scale", [128.0, 1e4, 1e30])
-@pytest.mark.parametrize("lowest_and_highest", [(-128, 127), (0, 255), (-255, 0), (-10, 245)])
-def test_multipliers_beyond_255_give_the_codes_of_255(weight_scale, lowest_and_highest):
+@pytest.mark.parametrize("ends", [(-128, 127), (0, 255), (-255, 0), (-10, 245)])
+def test_multipliers_beyond_255_give_the_codes_of_255(weight_scale, ends):
     graph = scales.round_biases(_graph([[1]], [weight_scale], [3 * 0.5 * weight_scale]))
     linear, multipliers = _only(graph), requantization_multipliers(graph, _only(graph))
     assert multipliers == pytest.approx(255.0)
     assert linear.bias == 3
     sums = np.arange(-300, 301).astype(np.float64)
-    trained = np.clip(np.rint(weight_scale * 0.5 / 0.25 * sums), *lowest_and_highest)
-    np.testing.assert_array_equal(
-        np.clip(np.rint(multipliers * sums), *lowest_and_highest), trained
-    )
+    trained = np.clip(np.rint(weight_scale * 0.5 / 0.25 * sums), *ends)
+    np.testing.assert_array_equal(np.clip(np.rint(multipliers * sums), *ends), trained)
 
 
 @pytest.mark.parametrize(("bias", "expected"), [(-5e10, -131), (5e10, 131), (-5e7, -1_000_000)])
@@ -126,8 +117,12 @@ def test_float_layers_are_left_alone():
     assert _only(scales.round_biases(scales.upscale(graph))) is real
 
 
-def _codes(channel: Channel, multiplier: float, bias: int, sums: np.ndarray) -> np.ndarray:
-    return channel.code(np.float32(multiplier) * (sums + bias))
+def _settled(channel: Channel, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The codes of sums with the multiplier and bias of the file, and the trained ones."""
+    multiplier, bias = settle(channel)
+    assert multiplier > 0
+    trained = channel.code(channel.multiplier * sums + channel.bias)
+    return channel.code(np.float32(multiplier) * (sums + bias)), trained
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
@@ -142,32 +137,21 @@ def test_the_code_at_the_operating_point_is_the_trained_one(multiplier, constant
     assume(abs(constant - np.floor(constant) - 0.5) > 1e-3)  # a tie has no right answer
     bias = constant - multiplier * usual * gap
     channel = Channel(multiplier, bias, usual * gap, 0.0, gap, *ends)
-    found, bias = settle(channel)
-    assert found > 0
-    assert _codes(channel, found, bias, np.array(usual * gap)) == channel.code(np.array(constant))
+    found, _ = _settled(channel, np.array(usual * gap))
+    assert found == channel.code(np.array(constant))
 
 
-def test_a_binary_channel_stays_one():
+def test_a_binary_channel_stays_one_and_one_that_varies_keeps_its_slope():
     # Any other sum than 0 clips, before and after: the channel's function is kept whole.
     channel = Channel(2.37, 3.296, usual=0, spread=0.0, gap=8, lowest=0, highest=15)
-    found, bias = settle(channel)
-    sums = 8 * np.arange(-20, 21)
-    trained = channel.code(channel.multiplier * sums + channel.bias)
-    np.testing.assert_array_equal(_codes(channel, found, bias, sums), trained)
+    np.testing.assert_array_equal(*_settled(channel, 8 * np.arange(-20, 21)))
     assert np.rint(3.296 / 2.37) * 2.37 == pytest.approx(2.37)  # what rounding alone makes of it
-
-
-@pytest.mark.parametrize("constant", [0.75, 40.4, 100.6])
-def test_a_channel_that_varies_keeps_its_slope(constant):
-    # Its constant exactly would need another slope, and be wrong far from there by many codes.
-    channel = Channel(2.8, constant, usual=0, spread=np.inf, gap=1, lowest=-217, highest=255)
-    found, bias = settle(channel)
-    sums = np.arange(-100, 101)
-    trained = channel.code(channel.multiplier * sums + channel.bias)
-    assert np.max(np.abs(_codes(channel, found, bias, sums) - trained)) <= 2  # half a unit is 1.4
-
-
-def test_a_bias_that_is_an_integer_already_is_left_alone():
+    # A constant exactly would need another slope, and be wrong far from there by many codes.
+    for constant in (0.75, 40.4, 100.6):
+        channel = Channel(2.8, constant, usual=0, spread=np.inf, gap=1, lowest=-217, highest=255)
+        found, trained = _settled(channel, np.arange(-100, 101))
+        assert np.max(np.abs(found - trained)) <= 2  # half a unit is 1.4
+    # A bias that is an integer already is left alone.
     assert settle(Channel(0.5, 4.0, usual=0, spread=0.0, gap=8, lowest=0, highest=15)) == (0.5, 8)
 
 
@@ -207,14 +191,12 @@ def test_no_factor_of_single_codes_makes_more_of_them_others_than_the_largest_on
 
 def test_the_factor_of_preprocessing_makes_its_constant_an_integer():
     # x / 127.5 - 1 on codes of 1/127: with the factor 127, -1 is half an integer.
-    kernel, scale = np.ones((1, 1, 1, 1), np.int32), np.array([1 / 127.5])
-    graph = _graph(kernel, scale, np.array([-1.0]), source=1.0, output=1 / 127)
+    graph = _graph(np.ones((1, 1)), [1 / 127.5], [-1.0], source=1.0, output=1 / 127)
     operation = dataclasses.replace(_only(graph), kind=LinearKind.DEPTHWISE)
     changed = scales.upscale(dataclasses.replace(graph, operations=(operation,)))
     factor = int(_only(changed).kernel.item())
-    bias = -127.5 * factor
     assert factor >= 64
-    assert bias == round(bias)
+    assert (-127.5 * factor).is_integer()
 
 
 ONE = np.float32(1.0)
@@ -231,10 +213,6 @@ def _product(ratio: float, zero_point: int = 0) -> Graph:
     return _portable_graph({"a": Codes(ONE, 0), "b": Codes(ONE, -128), "y": output}, PRODUCT)
 
 
-def _scale(graph: Graph, name: str = "y") -> np.float32:
-    return graph.codes(name).scale
-
-
 def test_half_a_code_differs_on_arm_until_the_scale_moves_by_one_unit():
     graph = _product(0.5)
     found = PRODUCT.portability(graph)
@@ -244,15 +222,21 @@ def test_half_a_code_differs_on_arm_until_the_scale_moves_by_one_unit():
     assert found.differing[ARM.name] == found.differing[ARM_UNFUSED.name] > 0
     moved = make_portable(graph)
     assert moved.moved_scales == {"y": -1}
-    assert _scale(moved) == np.nextafter(_scale(graph), np.float32(0))
+    assert moved.codes("y").scale == np.nextafter(graph.codes("y").scale, np.float32(0))
     assert PRODUCT.portability(moved).holds
     assert not moved.warnings
+    stored = np.array([-3, -1, 1, 3]).reshape(4, 1, 1, 1), np.full((4, 1, 1, 1), -127)
+    by = [PRODUCT.simulate(graph.on(kernels), *stored) for kernels in (X86, ARM, ARM_UNFUSED)]
+    on_arm = [-1, 0, 1, 2]
+    assert [codes.reshape(-1).tolist() for codes in by] == [[-2, 0, 0, 2], on_arm, on_arm]
 
 
-def test_a_product_that_is_portable_keeps_its_scale():
+def test_a_product_that_is_portable_or_that_the_check_refuses_keeps_its_scale():
     graph = _product(1 / 3.0001)
     assert PRODUCT.portability(graph).holds
     assert make_portable(graph) == graph
+    beyond_all_kernels = _product(2.0**-120)
+    assert make_portable(beyond_all_kernels) == beyond_all_kernels
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -267,7 +251,7 @@ def test_a_product_that_is_portable_keeps_its_scale():
 def test_a_moved_product_has_the_same_codes_by_both_rules_in_whole_numbers(ratio, product):
     moved = make_portable(_product(ratio))
     assert abs(moved.moved_scales.get("y", 0)) <= 4
-    multiplier = float(ONE / _scale(moved))
+    multiplier = float(ONE / moved.codes("y").scale)
     on_arm = reference.product_on_arm(product, multiplier)
     on_x86 = reference.requantized(product, multiplier, 0, -(2**20), 2**20)
     reachable = any(product % b == 0 and -128 <= product // b <= 127 for b in range(1, 256))
@@ -291,21 +275,17 @@ def test_every_mean_becomes_portable_on_a_scale_next_to_its_own(size, scales, ze
     assert mean.portability(moved).holds
     assert abs(moved.moved_scales.get("y", 0)) <= 256
     # A reference of its own says the same of some sums.
-    count, found = size * size, (float(source.scale), float(_scale(moved)))
+    count, found = size * size, (float(source.scale), float(moved.codes("y").scale))
     for total in np.linspace(-128 * count, 127 * count, 40).astype(int).tolist():
         on_x86 = reference.mean_on_x86(total, count, found, zeros)
         on_arm = reference.mean_on_arm(total, count, found, zeros)
         assert np.clip(on_x86, -128, 127) == np.clip(on_arm, -128, 127)
 
 
-def _large_mean(side: int, output_scale: float) -> tuple[Mean, Graph]:
-    tensors = {"x": Codes(ONE, -128), "y": Codes(np.float32(output_scale), -128)}
+def test_means_over_large_maps_become_portable_too_or_say_so(monkeypatch):
+    tensors = {"x": Codes(ONE, -128), "y": Codes(np.float32(0.6), -128)}
     mean = Mean(("x",), "y")
-    return mean, _portable_graph(tensors, mean, size=side)
-
-
-def test_means_over_large_maps_become_portable_too():
-    mean, graph = _large_mean(150, 0.6)
+    graph = _portable_graph(tensors, mean, size=150)
     found = mean.portability(graph)
     assert found.inputs == 150 * 150 * 255 + 1
     assert found.differing[ARM.name] > 0
@@ -313,11 +293,7 @@ def test_means_over_large_maps_become_portable_too():
     assert mean.portability(moved).holds
     assert 0 < abs(moved.moved_scales["y"]) <= 1024
     assert not moved.warnings
-
-
-def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
     monkeypatch.setattr(scales, "_FARTHEST", 1)
-    _, graph = _large_mean(150, 0.6)
     kept = make_portable(graph)
     assert kept.moved_scales == {}
     (warning,) = kept.warnings
@@ -328,14 +304,13 @@ def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
 
 def test_tensors_on_one_grid_move_together():
     pool = MaxPool(("y",), "pooled", (1, 1), Window())
-    concatenation = joined(("pooled", "other"), "joined", 2)
     graph = _product(0.5)
-    codes = graph.codes("y")
     tensors = {name: graph.codes(name) for name in ("a", "b", "y")}
-    tensors |= dict.fromkeys(("pooled", "other", "joined"), codes)
-    moved = make_portable(_portable_graph(tensors, PRODUCT, pool, concatenation))
+    tensors |= dict.fromkeys(("pooled", "other", "joined"), graph.codes("y"))
+    operations = PRODUCT, pool, joined(("pooled", "other"), "joined", 2)
+    moved = make_portable(_portable_graph(tensors, *operations))
     assert moved.moved_scales == dict.fromkeys(("y", "pooled", "other", "joined"), -1)
-    assert len({_scale(moved, name) for name in moved.moved_scales}) == 1
+    assert len({moved.codes(name).scale for name in moved.moved_scales}) == 1
 
 
 def test_a_product_on_the_grid_of_an_image_or_of_what_it_reads_cannot_move_and_says_so():
@@ -358,20 +333,11 @@ def test_a_product_on_the_grid_of_an_image_or_of_what_it_reads_cannot_move_and_s
         assert reason in warning
 
 
-def test_scales_beyond_all_kernels_are_left_to_the_check_that_refuses_them():
-    graph = _product(2.0**-120)
-    assert make_portable(graph) == graph
-
-
-@pytest.fixture(scope="module")
-def gated() -> keras.Model:
-    """Gates of squeeze and excitation, whose products and means are on scales of their own."""
-    return layer_models.MODELS["squeeze_and_excitation"].quantized()
-
-
 @pytest.mark.essential
-def test_the_file_of_a_model_is_portable(gated, path):
-    exact, file = trained_graph(Network(gated)), deployed_graph(Network(gated))
+def test_the_file_of_a_model_is_portable_and_its_report_says_what_was_moved(path):
+    # Gates of squeeze and excitation, whose products and means are on scales of their own.
+    gated = layer_models.MODELS["squeeze_and_excitation"].quantized()
+    exact, file = trained_graph(Network(gated)), deployed(gated)
     for operation in file.operations:
         assert operation.portability(file).holds
     moved = {
@@ -380,37 +346,20 @@ def test_the_file_of_a_model_is_portable(gated, path):
         for name in file.integer_tensors
     }
     assert {name: units for name, units in moved.items() if units} == dict(file.moved_scales)
-    images = zoo.images_for(gated, 8)
-    _, certificate = proved(gated, path, images)
-    assert certificate.is_portable
-
-
-def test_a_portable_graph_has_the_same_codes_with_the_kernels_of_every_processor(gated, path):
-    sat_tf.export_tflite(gated, path)
-    graph = read_graph(path.read_bytes(), "model")
     images = zoo.images_for(gated, 16)
+    report, certificate = proved(gated, path, images[:8])
+    assert certificate.is_portable
+    assert report.is_portable
+    assert report.moved_scales == dict(file.moved_scales)
+    assert {claim.operators for claim in report.portability} >= {"MEAN", "MUL"}
+    assert report.to_dict()["is_portable"]
+    # The kernels of every processor make the same codes of it.
+    graph = read_graph(path.read_bytes(), "model")
     expected = simulate(graph.on(X86), images)
     for kernels in XNNPACK_SETS:
         found = simulate(graph.on(kernels), images)
         for name in graph.integer_tensors:
             np.testing.assert_array_equal(found[name], expected[name], name)
-
-
-@pytest.mark.parametrize("kernels", [ARM, ARM_UNFUSED], ids=lambda row: row.name)
-def test_kernels_of_arm_differ_where_a_graph_is_not_portable(kernels):
-    graph = _product(0.5)
-    stored = np.array([-3, -1, 1, 3]).reshape(4, 1, 1, 1), np.full((4, 1, 1, 1), -127)
-    on_x86, on_arm = (PRODUCT.simulate(graph.on(row), *stored) for row in (X86, kernels))
-    assert on_x86.reshape(-1).tolist() == [-2, 0, 0, 2]
-    assert on_arm.reshape(-1).tolist() == [-1, 0, 1, 2]
-
-
-def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, path):
-    report = sat_tf.export_tflite(gated, path)
-    assert report.is_portable
-    assert report.moved_scales == dict(deployed_graph(Network(gated)).moved_scales)
-    assert {claim.operators for claim in report.portability} >= {"MEAN", "MUL"}
-    assert report.to_dict()["is_portable"]
 
 
 def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(path):

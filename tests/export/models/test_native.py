@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
+from sat_tf.exact.litert.runtime import RUNTIMES
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.native import NATIVE
 from sat_tf.exact.operations.pools import AveragePool
@@ -15,20 +15,15 @@ from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.layers.activations import gelu_by_tanh, hard_silu
 from sat_tf.graph.network import Network
 from sat_tf.planning.plan import Fate
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.pact import (
-    FixedGridQuantizer,
-    OffsetQuantizer,
-    StreamQuantizer,
-    UnitQuantizer,
-)
-from tests.export.proofs import calibrated, proved
+from sat_tf.quantizers import pact
+from tests.export.proofs import calibrated, deployed, file_outputs, proved
+from tests.export.zoo import chain, through
 
 L = keras.layers
 POLICY = BitPolicy.mobile(4, target="ethos-u55")
@@ -51,11 +46,8 @@ FUNCTIONS = {
     "prelu": (L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES), {"PRELU"}),
 }
 OF_FUNCTIONS = {*NATIVE, "PRELU", "MUL", "GATHER"}
-GRID = FixedGridQuantizer(highest=255.0 / 256.0)  # of LOGISTIC and SOFTMAX
-
-
-def _images(count: int = 32) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 3)).astype(np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (32, 12, 12, 3)).astype(np.uint8)
+GRID = pact.FixedGridQuantizer(highest=255.0 / 256.0)  # of LOGISTIC and SOFTMAX
 
 
 def _anew(function):
@@ -66,15 +58,14 @@ def _anew(function):
 def _model(function) -> keras.Model:
     """Two convolutions and a function behind the first: one of its readers is linear."""
     image = keras.Input((12, 12, 3))
-    x = L.BatchNormalization()(L.Conv2D(8, 3, name="first")(image))
-    x = L.Conv2D(8, 3, strides=2, name="second")(_anew(function)(x))
-    x = L.ReLU()(L.BatchNormalization()(x))
-    return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
+    x = _anew(function)(through(image, "Conv2D 8 3 name=first | norm"))
+    end = "Conv2D 8 3 strides=2 name=second | norm | ReLU | GlobalAveragePooling2D | Dense 4"
+    return keras.Model(image, through(x, end))
 
 
 def _trained(model: keras.Model, policy: BitPolicy = POLICY) -> keras.Model:
     """The quantized model after three steps."""
-    images = _images().astype(np.float32)
+    images = IMAGES.astype(np.float32)
     quantized = calibrated(model, policy, images)
     quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     labels = np.random.default_rng(1).integers(0, 4, len(images))
@@ -102,33 +93,36 @@ def _on_the_npu(path) -> list[str]:
     return _operators(path)
 
 
-def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
-    """Proves and compiles the file; returns its operators that compute functions."""
-    _, found = proved(quantized, path, _images(8), {"pack": "none", "output_type": "int8"})
+def _squeezed(x):
+    x = L.ReLU()(x)
+    gate = L.Conv2D(4, 1, activation="swish")(L.GlobalAveragePooling2D(keepdims=True)(x))
+    return L.Multiply()([x, L.Conv2D(8, 1, activation="sigmoid")(gate)])
+
+
+def _twice(x):
+    act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
+    return act(L.BatchNormalization()(L.Conv2D(8, 3, padding="same")(act(x))))
+
+
+BLOCKS = {
+    **FUNCTIONS,
+    "squeeze and excitation": (_squeezed, {"LOGISTIC", "MUL"}),
+    "prelu twice": (_twice, {"PRELU"}),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_function_is_proved_and_runs_on_the_npu(name, path):
+    function, operators = BLOCKS[name]
+    quantized = _trained(_model(function))
+    report, found = proved(quantized, path, IMAGES[:8], {"pack": "none", "output_type": "int8"})
     assert found.codes_compared > 0
     assert found.is_portable
-    for name in ("xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"):
-        assert sum(one.codes_differing for one in found.runtimes[name].tensors) == 0
-    return {*_on_the_npu(path)} & OF_FUNCTIONS
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_proved_and_runs_on_the_npu(name, path):
-    function, operators = FUNCTIONS[name]
-    quantized = _trained(_model(function))
-    assert _assert_proved_and_compiled(quantized, path) == operators
-
-
-@pytest.mark.thorough
-def test_squeeze_and_excitation_runs_on_the_npu(path):
-    image = keras.Input((12, 12, 3))
-    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3)(image)))
-    gate = L.Conv2D(4, 1, activation="swish")(L.GlobalAveragePooling2D(keepdims=True)(x))
-    gate = L.Conv2D(8, 1, activation="sigmoid")(gate)
-    x = L.Conv2D(8, 3)(L.Multiply()([x, gate]))
-    quantized = _trained(keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x))))
-    assert _assert_proved_and_compiled(quantized, path) == {"LOGISTIC", "MUL"}
+    for runtime in ("xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"):
+        assert sum(one.codes_differing for one in found.runtimes[runtime].tensors) == 0
+    assert {*_on_the_npu(path)} & OF_FUNCTIONS == operators
+    assert report.operators.get("PRELU", 0) == {"prelu": 1, "prelu twice": 2}.get(name, 0)
 
 
 def _placed(model: keras.Model, policy: BitPolicy = POLICY) -> dict[str, PlacedConfig]:
@@ -137,12 +131,14 @@ def _placed(model: keras.Model, policy: BitPolicy = POLICY) -> dict[str, PlacedC
     return {name.removeprefix("quant_"): config for name, config in configs.items() if config}
 
 
-def test_a_sigmoid_is_trained_on_the_grid_of_its_operator():
+def test_a_sigmoid_and_a_softmax_inside_are_trained_on_the_grid_of_their_operators():
     configs = _placed(_model(L.Activation("sigmoid", name="gate")))
-    assert configs["gate"].output == GRID
-    assert configs["gate"].target == "ethos-u55"
+    assert (configs["gate"].output, configs["gate"].target) == (GRID, "ethos-u55")
     # Its reader takes the 8 bits as they are.
     assert not any(config.inserted and "gate" in name for name, config in configs.items())
+    model = _gated_by_softmax("layer")
+    assert _placed(model, OF_UNITS)["gate"].output == GRID
+    assert _placed(model, BitPolicy.mobile(4))["gate"].output == pact.UnitQuantizer(num_bits=8)
 
 
 def _swish() -> keras.Model:
@@ -153,55 +149,56 @@ def test_a_swish_is_a_product_with_a_sigmoid_whose_range_is_that_of_a_swish():
     configs = _placed(_swish())
     assert configs["act_sigmoid"].output == GRID
     product, older = configs["act"].output, _placed(_swish(), BitPolicy.mobile(8))["act"].output
-    assert isinstance(product, OffsetQuantizer)
+    assert isinstance(product, pact.OffsetQuantizer)
     assert (product.num_bits, product.lowest) == (8, -0.2785)
     # Its level starts where that of a swish does.
     assert product.initial_clipping_level == pytest.approx(older.initial_clipping_level, rel=0.02)
+    plan = sat_tf.explain(_swish(), POLICY)
+    assert (plan["act_sigmoid"].operators, plan["act"].operators) == (("LOGISTIC",), ("MUL",))
 
 
 @pytest.mark.parametrize(
     ("function", "kind", "bits"),
     [
-        (L.Activation(hard_silu, name="act"), OffsetQuantizer, 4),
-        (L.LeakyReLU(0.1, name="act"), OffsetQuantizer, 8),  # what is below its range saturates
-        (L.PReLU(shared_axes=[1, 2], name="act"), StreamQuantizer, 8),
+        (L.Activation(hard_silu, name="act"), pact.OffsetQuantizer, 4),
+        # What is below the range of this one saturates.
+        (L.LeakyReLU(0.1, name="act"), pact.OffsetQuantizer, 8),
+        (L.PReLU(shared_axes=[1, 2], name="act"), pact.StreamQuantizer, 8),
     ],
 )
 def test_what_int8_alone_clips_has_8_bits(function, kind, bits):
     quantizer = _placed(_model(function))["act"].output
-    assert isinstance(quantizer, kind)
-    assert quantizer.num_bits == bits
+    assert (type(quantizer), quantizer.num_bits) == (kind, bits)
 
 
 @pytest.mark.parametrize("target", [None, "litert", "micro"])
-def test_models_for_cpus_stay_as_they_are(target):
+def test_models_for_cpus_stay_as_they_are_and_their_slopes_are_not_rounded(target):
     policy = BitPolicy.mobile(4, target=target)
     configs = _placed(_model(L.Activation("swish", name="act")), policy)
     assert "act_sigmoid" not in configs
     assert configs["act"].output.num_bits == 4
     assert all("native" not in config.get_config() for config in configs.values())
+    act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
+    model = chain((6, 6, 4), "Conv2D 4 1", act, "Flatten | Dense 2")
+    wrapper = sat_tf.quantize_model(model, policy).get_layer("quant_act")
+    x = np.float32(-1.0 - np.arange(144).reshape(1, 6, 6, 4))
+    np.testing.assert_array_equal(wrapper.before_quantization(x), wrapper.layer(x))
 
 
-def test_explain_plans_these_operators():
-    plan = sat_tf.explain(_swish(), POLICY)
-    assert plan["act_sigmoid"].operators == ("LOGISTIC",)
-    assert plan["act"].operators == ("MUL",)
-
-
-def test_requantizing_for_an_npu_gives_a_swish_its_operators(tmp_path):
-    images = _images(8).astype(np.float32)
+def test_requantizing_for_an_npu_gives_a_swish_its_operators():
+    images = IMAGES[:8].astype(np.float32)
     moved = sat_tf.requantize(calibrated(_swish(), 4, images), POLICY)
     sat_tf.calibrate(moved, images)
-    operators = [op for one in deployed_graph(Network(moved)).operations for op in one.operators]
+    operators = [op for one in deployed(moved).operations for op in one.operators]
     assert {*operators} & OF_FUNCTIONS == {"LOGISTIC", "MUL"}
 
 
 def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
     model = _model(L.Activation("sigmoid", name="gate"))
-    quantized = calibrated(model, POLICY, _images(8).astype(np.float32))
+    quantized = calibrated(model, POLICY, IMAGES[:8].astype(np.float32))
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    graphs = [deployed_graph(Network(model), pack="none") for model in (quantized, loaded)]
+    graphs = [deployed(model, pack="none") for model in (quantized, loaded)]
     names = [[name for op in graph.operations for name in op.operators] for graph in graphs]
     assert names[0] == names[1]
     assert "LOGISTIC" in names[0]
@@ -211,35 +208,25 @@ def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
     assert sat_tf.export_tflite(fewer, tmp_path / "fewer.tflite").target == POLICY.target
 
 
-def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
+def test_a_model_of_keras_3_has_the_same_placement_and_ends_in_the_same_codes(tmp_path):
     keras3 = pytest.importorskip("keras")
+    of = keras3.layers
     image = keras3.Input((12, 12, 3))
-    x = keras3.layers.Conv2D(8, 3, activation="silu", name="first")(image)
-    x = keras3.layers.Conv2D(8, 3, activation="hard_silu", name="second")(x)
-    x = keras3.layers.Conv2D(8, 3)(keras3.ops.abs(x))
-    x = x * keras3.ops.relu6(x + 3.0) / 6.0
-    x = keras3.layers.GlobalAveragePooling2D()(x)
-    model = keras3.Model(image, keras3.layers.Dense(4)(x))
-    quantized = calibrated(model, POLICY, _images(8).astype(np.float32))
+    x = of.Conv2D(8, 3, activation="hard_silu")(of.Conv2D(8, 3, activation="silu")(image))
+    x = of.Conv2D(8, 3)(keras3.ops.abs(x))
+    x = of.Conv2D(2, 1)(x * keras3.ops.relu6(x + 3.0) / 6.0)
+    x = of.ELU()(of.PReLU(shared_axes=[1, 2])(x))
+    quantized = _of_unit_images(keras3.Model(image, x))
     path, again = tmp_path / "model.tflite", tmp_path / "again.tflite"
-    proved(quantized, path, _images(4), {"pack": "none"})
-    assert {*_operators(path)} & OF_FUNCTIONS == {"LOGISTIC", "MUL", "HARD_SWISH", "ABS"}
+    proved(quantized, path, PIXELS, {"pack": "none"})
+    expected = {"LOGISTIC", "MUL", "HARD_SWISH", "ABS", "PRELU", "ELU"}
+    assert {*_operators(path)} & OF_FUNCTIONS == expected
     assert _operators(path).count("HARD_SWISH") == 2
+    assert (_types(path), _on_the_npu(path)[-2:]) == (["INT8"], ["PRELU", "ELU"])
     quantized.save(tmp_path / "model.keras")
     loaded = keras3.models.load_model(tmp_path / "model.keras")
-    assert sat_tf.export_tflite(loaded, again).target == POLICY.target
+    assert sat_tf.export_tflite(loaded, again, pack="none").target == OF_UNITS.target
     assert _operators(again) == _operators(path)
-
-
-@pytest.mark.thorough
-def test_a_prelu_that_is_called_twice_runs_on_the_npu(path):
-    image = keras.Input((12, 12, 3))
-    act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
-    x = act(L.BatchNormalization()(L.Conv2D(6, 3, padding="same")(image)))
-    x = act(L.BatchNormalization()(L.Conv2D(6, 3, padding="same")(x)))
-    quantized = _trained(keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x))))
-    assert _assert_proved_and_compiled(quantized, path) == {"PRELU"}
-    assert _operators(path).count("PRELU") == 2
 
 
 @pytest.mark.parametrize("keras_of", ["tf_keras", "keras"])
@@ -253,7 +240,7 @@ def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, path):
     model = package.Model(image, package.layers.Dense(2)(x))
     act.set_weights([initial.reshape(1, 1, 4)])
     quantized = sat_tf.quantize_model(model, POLICY)
-    sat_tf.calibrate(quantized, _images(8)[:, :6, :6].astype(np.float32))
+    sat_tf.calibrate(quantized, IMAGES[:8][:, :6, :6].astype(np.float32))
     wrapper = quantized.get_layer("quant_act")
     sat_tf.export_tflite(quantized, path)
     graph = read_graph(path.read_bytes(), "model.tflite")
@@ -275,15 +262,6 @@ def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, path):
     np.testing.assert_array_equal(np.ravel(wrapper.layer.get_weights()[0]), initial)
 
 
-def test_slopes_for_cpus_are_not_rounded():
-    image = keras.Input((6, 6, 4))
-    act = L.PReLU(shared_axes=[1, 2], alpha_initializer=SLOPES, name="act")
-    model = keras.Model(image, L.Dense(2)(L.Flatten()(act(L.Conv2D(4, 1)(image)))))
-    wrapper = sat_tf.quantize_model(model, BitPolicy.mobile(4)).get_layer("quant_act")
-    x = np.float32(-1.0 - np.arange(144).reshape(1, 6, 6, 4))
-    np.testing.assert_array_equal(wrapper.before_quantization(x), wrapper.layer(x))
-
-
 OF_UNITS = BitPolicy.mobile(4, target="ethos-u55", input_range=(0.0, 1.0))
 PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
 # Functions behind the last convolution.
@@ -295,9 +273,9 @@ def _body():
     return image, L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
 
 
-def _ending(layer: keras.layers.Layer) -> keras.Model:
+def _ending(layer, channels: int = 2) -> keras.Model:
     image, tensor = _body()
-    return keras.Model(image, layer(L.Conv2D(2, 1, name="last")(tensor)))
+    return keras.Model(image, layer(L.Conv2D(channels, 1, name="last")(tensor)))
 
 
 def _of_unit_images(model, policy=OF_UNITS):
@@ -351,33 +329,23 @@ def test_a_function_without_an_operator_is_a_table_of_the_last_codes(path):
     report, _ = proved(_of_unit_images(_ending(L.Activation("softplus"))), path, PIXELS)
     assert _types(path) == ["INT8"]
     assert {one.operator for one in report.cpu_fallback} == {"CAST", "GATHER"}
+    # Means in front of a function at the end have a grid of their own.
+    model = _ending(lambda x: L.Activation("sigmoid")(L.AveragePooling2D(3)(x)), 3)
+    report, _ = proved(_of_unit_images(model), path, PIXELS)
+    assert "AVERAGE_POOL_2D" not in report.operators
 
 
-def test_explain_plans_the_last_codes():
+def test_explain_plans_the_last_codes_and_files_for_cpus_end_in_float_as_before(path):
     plan = sat_tf.explain(_ending(L.Activation("gelu", name="end")), OF_UNITS)
-    assert plan["end"].fate is Fate.OBSERVED
-    assert plan["end"].operators[0] == "GELU"
+    assert (plan["end"].fate, plan["end"].operators[0]) == (Fate.OBSERVED, "GELU")
     assert "rounded to the file's 8-bit codes" in plan["last"].activation_reason
     assert not plan.cpu_fallback
-
-
-def test_files_for_cpus_end_in_float_as_before(path):
     policy = BitPolicy.mobile(4, input_range=(0.0, 1.0))
     quantized = _of_unit_images(_ending(L.Activation("gelu", name="end")), policy)
     report = sat_tf.export_tflite(quantized, path)
     assert report.float_layers == ["end"]
     with pytest.raises(ValueError, match=r"end, which is float, .*quantize it for an NPU"):
         sat_tf.export_tflite(quantized, path, output_type="int8")
-
-
-def test_a_model_of_keras_3_ends_in_the_same_codes(path):
-    keras3 = pytest.importorskip("keras")
-    image = keras3.Input((12, 12, 3))
-    x = keras3.layers.Conv2D(6, 3, activation="relu")(image)
-    x = keras3.layers.PReLU(shared_axes=[1, 2])(keras3.layers.Conv2D(2, 1)(x))
-    proved(_of_unit_images(keras3.Model(image, keras3.layers.ELU()(x))), path, PIXELS)
-    assert _types(path) == ["INT8"]
-    assert _on_the_npu(path)[-2:] == ["PRELU", "ELU"]
 
 
 def _gated_by_softmax(kind: str) -> keras.Model:
@@ -392,8 +360,8 @@ def _gated_by_softmax(kind: str) -> keras.Model:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["layer", "activation"])
 def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, path):
-    quantized = _of_unit_images(_gated_by_softmax(kind))
-    report, found = proved(quantized, path, PIXELS, runtimes=RUNTIMES)
+    model = _of_unit_images(_gated_by_softmax(kind))
+    report, found = proved(model, path, PIXELS, runtimes=RUNTIMES)
     for name in ("xnnpack", "builtin", "reference"):
         counted = found.runtimes[name]
         assert sum(one.codes_differing for one in counted.own or counted.tensors) == 0, name
@@ -404,25 +372,17 @@ def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, pat
     (claim,) = [claim for claim in found.portability if not claim.is_portable]
     assert claim.operators == "SOFTMAX"
     assert "x86 and of Arm differ" in claim.why
-
-
-def test_a_softmax_inside_is_trained_on_the_grid_of_its_operator():
-    model = _gated_by_softmax("layer")
-    assert _placed(model, OF_UNITS)["gate"].output == GRID
-    assert _placed(model, BitPolicy.mobile(4))["gate"].output == UnitQuantizer(num_bits=8)
-
-
-def test_probabilities_are_asked_for_behind_a_softmax_inside(path):
-    report = sat_tf.export_tflite(_of_unit_images(_gated_by_softmax("layer")), path, softmax=True)
+    # Probabilities may be asked for behind it.
+    report = sat_tf.export_tflite(model, path, softmax=True)
     assert report.operators["SOFTMAX"] == 2
-    probabilities = Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS[:2])
-    np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=5 / 256)
+    sums = np.sum(file_outputs(path, PIXELS[:2]), axis=-1)
+    np.testing.assert_allclose(sums, 1.0, atol=5 / 256)
 
 
 # Layers behind the last convolution, and the operators behind that of the convolution.
 POOLS = {
-    "windows": (lambda x: L.AveragePooling2D(6)(x), ["AVERAGE_POOL_2D"]),
-    "padded": (lambda x: L.AveragePooling2D(5, 2, "same")(x), ["AVERAGE_POOL_2D"]),
+    "windows": (L.AveragePooling2D(6), ["AVERAGE_POOL_2D"]),
+    "padded": (L.AveragePooling2D(5, 2, "same"), ["AVERAGE_POOL_2D"]),
     "rectified": (lambda x: L.AveragePooling2D(4)(L.ReLU()(x)), ["AVERAGE_POOL_2D"]),
     "logits": (
         lambda x: L.Softmax()(L.Flatten()(L.AveragePooling2D(12)(x))),
@@ -435,9 +395,7 @@ POOLS = {
 @pytest.mark.parametrize("name", POOLS)
 def test_means_at_the_end_are_an_operator_on_the_codes_that_it_reads(name, path):
     behind, operators = POOLS[name]
-    image, tensor = _body()
-    model = keras.Model(image, behind(L.Conv2D(3, 1, name="last")(tensor)))
-    report, found = proved(_of_unit_images(model), path, PIXELS)
+    report, found = proved(_of_unit_images(_ending(behind, 3)), path, PIXELS)
     assert report.float_operators == []
     # Halves are rounded away from 0, and in Keras not at all.
     assert found.trained_differing < 0.01
@@ -445,13 +403,6 @@ def test_means_at_the_end_are_an_operator_on_the_codes_that_it_reads(name, path)
     graph = read_graph(path.read_bytes(), "model.tflite")
     (pool,) = [one for one in graph.operations if isinstance(one, AveragePool)]
     assert graph.codes(pool.output) == graph.codes(pool.inputs[0])
-
-
-def test_means_in_front_of_a_function_at_the_end_have_a_grid_of_their_own(path):
-    image, tensor = _body()
-    end = L.Activation("sigmoid")(L.AveragePooling2D(3)(L.Conv2D(3, 1)(tensor)))
-    report, _ = proved(_of_unit_images(keras.Model(image, end)), path, PIXELS)
-    assert "AVERAGE_POOL_2D" not in report.operators
 
 
 def test_a_pool_that_is_called_twice_is_an_operator_both_times(path):
@@ -464,21 +415,16 @@ def test_a_pool_that_is_called_twice_is_an_operator_both_times(path):
     assert report.cpu_fallback == []
 
 
-PREPARED = {
-    "pooled": (L.AveragePooling2D(4), "AVERAGE_POOL_2D"),
-    "resized": (L.Resizing(24, 24), "RESIZE_BILINEAR"),
-}
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("ends", [(0.0, 1.0), (-1.0, 1.0)])
-@pytest.mark.parametrize("name", PREPARED)
-def test_pixels_are_pooled_and_resized_on_their_grid(name, ends, path):
-    layer, operator = PREPARED[name]
-    image = keras.Input((12, 12, 3))
-    first = type(layer).from_config(layer.get_config())(image)
-    tensor = L.Conv2D(4, 3, activation="relu")(L.ZeroPadding2D(1)(first))
-    model = keras.Model(image, L.Dense(3)(L.Flatten()(tensor)))
+@pytest.mark.parametrize(
+    ("layer", "operator"),
+    [(L.AveragePooling2D(4), "AVERAGE_POOL_2D"), (L.Resizing(24, 24), "RESIZE_BILINEAR")],
+    ids=["pooled", "resized"],
+)
+def test_pixels_are_pooled_and_resized_on_their_grid(layer, operator, ends, path):
+    end = "ZeroPadding2D 1 | Conv2D 4 3 activation=relu | Flatten | Dense 3"
+    model = chain((12, 12, 3), _anew(layer), end)
     policy = BitPolicy.mobile(4, target="ethos-u55", input_range=ends)
     low, high = ends
     quantized = calibrated(model, policy, np.float32(low + PIXELS / 255.0 * (high - low)))

@@ -16,14 +16,13 @@ from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.graph.network import Network
 from sat_tf.qat.calibrate import estimate_statistics
-from tests.export import operators
+from tests.export import operators, proofs
 from tests.export.layer_models import MODELS, detector, unet
-from tests.export.proofs import calibrated, local_differences, own_count, proved
-from tests.export.zoo import EACH, FEW, ZOO, Specimen, images_for, quantized
+from tests.export.proofs import calibrated, deployed, file_outputs, proved
+from tests.export.zoo import EACH, FEW, ZOO, Specimen, chain, images_for, quantized
 
+L = keras.layers
 # Two models of layers say most.
 LAYERS = [
     name if name in ("functions", "pairs") else pytest.param(name, marks=pytest.mark.thorough)
@@ -38,26 +37,19 @@ class Exported:
     model: keras.Model
     path: pathlib.Path
     report: ExportReport
-
-    @property
-    def images(self) -> np.ndarray:
-        return images_for(self.model)
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """The layers that are computed in float32, by operators that nobody simulates."""
-        return self.specimen.functions
+    images: np.ndarray
+    functions: tuple[str, ...]  # Layers that are computed in float32, which nobody simulates.
 
     @functools.cached_property
     def graph(self) -> Graph:
-        return deployed_graph(Network(self.model), float_head=self.specimen.float_head)
+        return deployed(self.model, float_head=self.specimen.float_head)
 
 
 def _export(name: str, folder: pathlib.Path, **settings: str) -> Exported:
     specimen, path = {**ZOO, **MODELS}[name], folder / "model.tflite"
     model = quantized(name) if name in ZOO else specimen.quantized()
     report = sat_tf.export_tflite(model, path, float_head=specimen.float_head, **settings)
-    return Exported(name, specimen, model, path, report)
+    return Exported(name, specimen, model, path, report, images_for(model), specimen.functions)
 
 
 @pytest.fixture(scope="module", params=[*EACH, *LAYERS])
@@ -69,19 +61,15 @@ def test_the_few_have_every_operator_storage_and_kind_of_stream():
     lines = operators.read()
 
     def kinds(names):
-        return {
-            kind
-            for name, specimen in ((name, ZOO[name]) for name in names)
-            for kind in (
-                *operators.counts(lines[name]),
-                *((operator, "float") for operator in lines[name].split("; ")[1].split()),
-                *((field, getattr(specimen, field)) for field in ("float_head", "annotated")),
-                ("streams", specimen.policy.stream_bits is None),
-                ("grid", specimen.policy.weight_grid),
-            )
-        }
+        for name in names:
+            yield from operators.counts(lines[name])
+            yield from ((operator, "float") for operator in lines[name].split("; ")[1].split())
+            specimen = ZOO[name]
+            yield from (("head", specimen.float_head), ("annotated", specimen.annotated))
+            yield "streams", specimen.policy.stream_bits is None
+            yield "grid", specimen.policy.weight_grid
 
-    assert kinds(FEW) == kinds(ZOO)
+    assert {*kinds(FEW)} == {*kinds(ZOO)}
 
 
 def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
@@ -111,14 +99,11 @@ def test_other_runtimes_compute_the_codes_of_their_own_kernels(runtime, exported
     if exported.functions:
         pytest.skip("the file no longer knows the layers that made its float operators")
     images = exported.images[:4]
-    assert own_count(exported.path.read_bytes(), images, runtime)[1] == 0
+    assert proofs.own_count(exported.path.read_bytes(), images, runtime)[1] == 0
 
 
-def test_the_file_has_the_operators_of_the_table(exported):
+def test_the_file_has_the_operators_of_the_table_and_says_only_what_is_to_be_warned_of(exported):
     assert operators.line_of(exported.report) == operators.read()[exported.name]
-
-
-def test_only_what_was_never_observed_sums_of_many_and_float_layers_are_warned_of(exported):
     # The first call of an operation in a process has no number behind its name.
     said = [text for text in exported.report.warnings if "is computed in float32" in text]
     names = tuple(re.sub(r"(?<=resize)_\d+$", "", text.split(":")[0]) for text in said)
@@ -136,7 +121,7 @@ def test_only_what_was_never_observed_sums_of_many_and_float_layers_are_warned_o
 
 def test_each_operation_gives_the_codes_of_its_keras_layer(exported):
     specimen = exported.specimen
-    differences = local_differences(exported.model, exported.graph, exported.images)
+    differences = proofs.local_differences(exported.model, exported.graph, exported.images)
     assert differences
     off = {d.tensor: d.beyond(specimen.largest) for d in differences}
     assert {name: channels for name, channels in off.items() if channels} == {}
@@ -175,16 +160,15 @@ def test_a_saved_and_loaded_model_has_the_same_file(name, tmp_path):
     assert report.sha256 == found.report.sha256
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("average_pooling", "padded_average_pooling", "inception", "densely_connected"),
-        *("sums_of_many", "pooled_stem", "several_dense", "dense_on_a_sequence", "no_variance"),
-        *("dilated_depthwise", "flat_pixels_normalized", "max_pooling", "pixels_to_one"),
-        *("preactivation", "residual_rectified", "softmax", "sums_of_other_shapes"),
-        *("uneven_windows", "zero_padding"),
-    ],
-)
+CONVERTED = """
+    average_pooling padded_average_pooling inception densely_connected sums_of_many pooled_stem
+    several_dense dense_on_a_sequence no_variance dilated_depthwise flat_pixels_normalized
+    max_pooling pixels_to_one preactivation residual_rectified softmax sums_of_other_shapes
+    uneven_windows zero_padding
+"""
+
+
+@pytest.mark.parametrize("name", CONVERTED.split())
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
 def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_path):
@@ -197,7 +181,7 @@ def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_
     assert [operator.split()[0] for operator in float_operators] == ["QUANTIZE", "DEQUANTIZE"]
     pixels = found.specimen.policy.range_of("image").fed(found.images)
     ordinary = Runtime(content, keep_tensors=False).run(pixels)
-    written = Runtime(found.path.read_bytes(), keep_tensors=False).run(found.images)
+    written = file_outputs(found.path, found.images)
     if "SOFTMAX" not in found.report.operators:  # the converter rounds probabilities
         np.testing.assert_allclose(ordinary, written, rtol=1e-6)
     # Rounded probabilities can be equal: the class is among the likeliest.
@@ -205,7 +189,6 @@ def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_
     assert np.all(ordinary[np.arange(len(classes)), classes] == np.max(ordinary, axis=1))
 
 
-L = keras.layers
 MAP = np.random.default_rng(8).normal(size=(6, 6, 4)).astype(np.float32)
 # Operators beside the usual ones at the end of a model.
 ENDS = {
@@ -246,12 +229,9 @@ def test_at_the_end_of_a_model_they_are_integers_too(name, path):
 def test_transposed_convolutions_with_kernels_smaller_than_strides_are_exact(
     kernel, strides, more, path
 ):
-    image = keras.Input((5, 4, 3), name="image")
-    tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
     up = L.Conv2DTranspose(4, kernel, strides, padding="same", output_padding=more, name="up")
-    model = keras.Model(image, up(tensor))
-    images = np.random.default_rng(0).integers(0, 256, (32, 5, 4, 3)).astype(np.uint8)
-    model = calibrated(model, images=images.astype(np.float32))
+    model = calibrated(chain((5, 4, 3), "Conv2D 6 3 padding=same activation=relu", up))
+    images = images_for(model)
     _, certificate = proved(model, path, images, runtimes=("xnnpack", "builtin"))
     assert certificate.trained_differing < 0.02
     # XNNPACK has it: the builtin kernels round twice, and differ.

@@ -16,11 +16,13 @@ IMAGES, LABELS = DATA.train_images[:16], DATA.train_labels[:16]
 
 def model_of(*tail, size=8):
     keras.utils.set_random_seed(0)
-    image = keras.Input((size, size, 3))
-    x = image
-    for layer in tail:
-        x = layer(x)
-    return keras.Model(image, x, name="made")
+    return keras.Sequential([keras.Input((size, size, 3)), *tail], name="made")
+
+
+def rows_of(model, *sample):
+    """The layers and activations of an audit by name."""
+    audit = sat_tf.audit(model, *sample)
+    return {row.name: row for row in (*audit.layers, *audit.activations)}
 
 
 def rules_of(row):
@@ -50,7 +52,7 @@ def test_a_plain_model_has_its_kernels_as_effective_weights():
 
 def test_a_quantized_model_has_every_stage_of_its_weights():
     model = sat_tf.quantize_model(small_float_model(), BitPolicy.paper(2))
-    row = next(row for row in sat_tf.audit(model).layers if row.name == "classifier")
+    row = rows_of(model)["classifier"]
     layer = model.get_layer("quant_classifier")
     latent = layer.layer.kernel.numpy().astype(np.float64)
     clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max()
@@ -58,6 +60,8 @@ def test_a_quantized_model_has_every_stage_of_its_weights():
     assert row.clamped_variance == pytest.approx(clamped.var(), rel=1e-4)
     effective = layer.effective_kernel().numpy()
     assert row.effective_variance == pytest.approx(effective.var(), rel=1e-4)
+    measured = rows_of(model, (IMAGES, LABELS))["classifier"]
+    assert measured.effective_variance == pytest.approx(effective.var(), rel=1e-5)
     assert row.weight_codes_used == len(np.unique(effective))
     assert (row.weight_bits, row.rescale) == (8, "constant")
 
@@ -78,22 +82,17 @@ def test_with_images_there_are_gradients_and_activations():
 def test_a_tfmot_model_of_another_scheme_is_seen_as_it_computes():
     import tensorflow_model_optimization as tfmot
 
-    model = model_of(
-        L.Conv2D(4, 3, name="conv"),
-        L.BatchNormalization(),
-        L.ReLU(),
-        L.GlobalAveragePooling2D(),
-        L.Dense(3, name="logits"),
-    )
+    start = L.Conv2D(4, 3, name="conv"), L.BatchNormalization(), L.ReLU()
+    model = model_of(*start, L.GlobalAveragePooling2D(), L.Dense(3, name="logits"))
     wrapped = tfmot.quantization.keras.quantize_model(model)
     # Its untrained quantizers clip at 6.
-    rows = {row.name: row for row in sat_tf.audit(wrapped, (IMAGES / 50.0, LABELS)).layers}
-    kernel = model.get_layer("conv").kernel.numpy()
-    assert rows["conv"].normalization == "BatchNormalization"
-    assert rows["conv"].latent_variance == pytest.approx(np.var(kernel), rel=1e-4)
+    row = rows_of(wrapped, (IMAGES / 50.0, LABELS))["conv"]
+    variance = np.var(model.get_layer("conv").kernel.numpy())
+    assert row.normalization == "BatchNormalization"
+    assert row.latent_variance == pytest.approx(variance, rel=1e-4)
     # 8 bits a channel.
-    assert rows["conv"].effective_variance == pytest.approx(np.var(kernel), rel=1e-2)
-    assert rows["conv"].effective_variance != rows["conv"].latent_variance
+    assert row.effective_variance == pytest.approx(variance, rel=1e-2)
+    assert row.effective_variance != row.latent_variance
     shares = keras.Model(model.input, L.Dense(3, activation="softmax")(model.output))
     with pytest.raises(ValueError, match="a softmax inside"):
         sat_tf.audit(tfmot.quantization.keras.quantize_model(shares), (IMAGES, LABELS))
@@ -117,36 +116,36 @@ def test_rule_1_is_about_the_size_of_the_classifier(deviation, verdict):
 
 
 def test_clamped_weights_break_rules_that_rescaling_keeps():
-    tail = (
-        lambda: L.Conv2D(32, 3, padding="same", activation="relu", name="bare"),
-        lambda: L.Conv2D(32, 3, padding="same", activation="relu", name="second"),
-        lambda: L.GlobalAveragePooling2D(),
-        lambda: L.Dense(1000, name="logits"),
-    )
-    model = model_of(*(make() for make in tail))
+    start = (L.Conv2D(32, 3, padding="same", activation="relu") for _ in range(2))
+    model = model_of(*start, L.GlobalAveragePooling2D(), L.Dense(1000, name="logits"))
     clamped = sat_tf.audit(sat_tf.quantize_model(model, BitPolicy.paper(4, rescale="none")))
     rescaled = sat_tf.audit(sat_tf.quantize_model(model, BitPolicy.paper(4)))
-    broken = {row.name: rules_of(row) for row in clamped.layers}
-    assert "rule II" in broken["second"]
-    assert "rescale" in broken["second"]["rule II"].remedy
+    assert "rescale" in rules_of(clamped.layers[1])["rule II"].remedy
     assert clamped.kappa_0 > rescaled.kappa_0
     assert rescaled.verdict is Verdict.OK
 
 
 def test_weights_without_normalization_behind_are_too_large_or_too_small():
-    model = model_of(
-        L.Conv2D(8, 3, name="large"),
-        L.ReLU(),
-        L.Conv2D(8, 3, name="small"),
-        L.Flatten(),
-        L.Dense(2),
-    )
+    convolutions = L.Conv2D(8, 3, name="large"), L.ReLU(), L.Conv2D(8, 3, name="small")
+    model = model_of(*convolutions, L.Flatten(), L.Dense(2))
     for name, factor in (("large", 100.0), ("small", 0.01)):
         kernel = model.get_layer(name).kernel
         kernel.assign(kernel * factor)
-    rows = {row.name: rules_of(row) for row in sat_tf.audit(model).layers}
-    assert "too large" in rows["large"]["rule II"].reason
-    assert "too small" in rows["small"]["rule II"].reason
+    rows = rows_of(model)
+    assert "too large" in rules_of(rows["large"])["rule II"].reason
+    assert "too small" in rules_of(rows["small"])["rule II"].reason
+
+
+def test_layers_without_a_gradient_and_codes_that_do_not_occur_are_named():
+    model = model_of(L.Conv2D(4, 3, name="dead"), L.ReLU(), L.Flatten(), L.Dense(3, name="logits"))
+    model.get_layer("dead").set_weights([np.full((3, 3, 3, 4), -1.0), np.zeros(4)])
+    assert "gradient" in rules_of(rows_of(model, (IMAGES, LABELS))["dead"])
+    model = sat_tf.quantize_model(small_float_model(), BitPolicy.paper(4))
+    kernel = model.get_layer("quant_pointwise").layer.kernel
+    values = np.full(kernel.shape, 1e-3)
+    values[..., 0, 0] = 5.0
+    kernel.assign(values)
+    assert "more weight bits" in rules_of(rows_of(model)["pointwise"])["weight codes"].remedy
 
 
 def test_a_scale_that_hides_a_layer_breaks_the_measured_rule():
@@ -156,16 +155,9 @@ def test_a_scale_that_hides_a_layer_breaks_the_measured_rule():
     branch = L.ReLU()(branch) * 1e-6
     x = L.BatchNormalization()(L.Conv2D(8, 3, padding="same", name="next")(L.Add()([x, branch])))
     model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(x)))
-    row = next(row for row in sat_tf.audit(model, (IMAGES, LABELS)).layers if row.name == "hidden")
+    row = rows_of(model, (IMAGES, LABELS))["hidden"]
     assert row.kappa < 1e-9
     assert rules_of(row)["rule II"].verdict is Verdict.BROKEN
-
-
-def test_a_layer_without_gradient_is_named():
-    model = model_of(L.Conv2D(4, 3, name="dead"), L.ReLU(), L.Flatten(), L.Dense(3, name="logits"))
-    model.get_layer("dead").set_weights([np.full((3, 3, 3, 4), -1.0), np.zeros(4)])
-    rows = {row.name: row for row in sat_tf.audit(model, (IMAGES, LABELS)).layers}
-    assert "gradient" in rules_of(rows["dead"])
 
 
 def test_clipping_levels_that_are_too_low_or_too_high_are_named():
@@ -173,19 +165,9 @@ def test_clipping_levels_that_are_too_low_or_too_high_are_named():
     for name, level in (("stem_relu", 1e-3), ("depthwise_relu", 1e3)):
         layer = model.get_layer(f"quant_{name}")
         layer.output_variables["clipping_level"].assign(level)
-    rows = {row.name: rules_of(row) for row in sat_tf.audit(model, (IMAGES, LABELS)).activations}
-    assert "higher clipping level" in rows["stem_relu"]["clipping"].remedy
-    assert "lower clipping level" in rows["depthwise_relu"]["activation codes"].remedy
-
-
-def test_codes_that_do_not_occur_ask_for_more_bits():
-    model = sat_tf.quantize_model(small_float_model(), BitPolicy.paper(4))
-    kernel = model.get_layer("quant_pointwise").layer.kernel
-    values = np.full(kernel.shape, 1e-3)
-    values[..., 0, 0] = 5.0
-    kernel.assign(values)
-    row = next(row for row in sat_tf.audit(model).layers if row.name == "pointwise")
-    assert "more weight bits" in rules_of(row)["weight codes"].remedy
+    rows = rows_of(model, (IMAGES, LABELS))
+    assert "higher clipping level" in rules_of(rows["stem_relu"])["clipping"].remedy
+    assert "lower clipping level" in rules_of(rows["depthwise_relu"])["activation codes"].remedy
 
 
 def test_weights_that_are_no_numbers_are_named():
@@ -203,8 +185,7 @@ def test_weights_that_are_no_numbers_are_named():
 
 
 def test_a_model_without_a_classifier_is_audited_without_kappa_0():
-    model = model_of(L.Conv2D(4, 3), L.BatchNormalization(), L.ReLU())
-    audit = sat_tf.audit(model)
+    audit = sat_tf.audit(model := model_of(L.Conv2D(4, 3), L.BatchNormalization(), L.ReLU()))
     assert audit.kappa_0 is None
     assert any("No classifier" in note for note in audit.notes)
     with pytest.raises(ValueError, match="expected logits"):
@@ -219,35 +200,31 @@ def test_unknown_layers_with_matrices_are_named():
         def call(self, inputs):
             return inputs @ self.matrix
 
-    model = model_of(
-        L.Conv2D(4, 3), Mystery(name="mystery"), L.GlobalAveragePooling2D(), L.Dense(3)
-    )
+    ends = L.GlobalAveragePooling2D(), L.Dense(3)
+    model = model_of(L.Conv2D(4, 3), Mystery(name="mystery"), *ends)
     audit = sat_tf.audit(model, (IMAGES, LABELS))
     assert any("mystery (Mystery)" in note for note in audit.notes)
     assert audit.layers[0].kappa is None
     assert "not known: mystery" in audit.layers[0].unknown
 
 
-def batches():
-    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))
-
-
 @pytest.mark.parametrize(
-    "dataset",
+    "form",
     [
-        lambda: (IMAGES, LABELS),
-        lambda: (IMAGES.astype(np.float32), np.eye(3, dtype=np.float32)[LABELS]),
-        lambda: [tf.constant(IMAGES), LABELS[:, None]],
-        lambda: batches().batch(5),
-        lambda: batches(),
-        lambda: batches().batch(16).map(lambda x, y: (x, y, tf.ones_like(y))),
-        lambda: iter([(IMAGES[:7], LABELS[:7]), (IMAGES[7:], LABELS[7:])]),
-        lambda: (np.concatenate([IMAGES[:1], IMAGES]), np.concatenate([[-1], LABELS])),
+        lambda batches: (IMAGES, LABELS),
+        lambda batches: (IMAGES.astype(np.float32), np.eye(3, dtype=np.float32)[LABELS]),
+        lambda batches: [tf.constant(IMAGES), LABELS[:, None]],
+        lambda batches: batches.batch(5),
+        lambda batches: batches,
+        lambda batches: batches.batch(16).map(lambda x, y: (x, y, tf.ones_like(y))),
+        lambda batches: iter([(IMAGES[:7], LABELS[:7]), (IMAGES[7:], LABELS[7:])]),
+        lambda batches: (np.concatenate([IMAGES[:1], IMAGES]), np.concatenate([[-1], LABELS])),
     ],
 )
-def test_data_come_in_many_forms(dataset):
+def test_data_come_in_many_forms(form):
+    batches = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))
     expected = sat_tf.audit(small_float_model(), (IMAGES, LABELS))
-    found = sat_tf.audit(small_float_model(), dataset())
+    found = sat_tf.audit(small_float_model(), form(batches))
     assert (found.num_images, found.loss) == (16, pytest.approx(expected.loss, rel=1e-6))
 
 
@@ -268,40 +245,23 @@ def test_without_labels_there_are_no_gradients(dataset):
     assert any("no labels" in note for note in audit.notes)
 
 
-# -- how it is shown ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def audit():
+def test_table_notebook_rows_and_page_show_every_layer_and_finding(tmp_path):
     model = sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(2, rescale="none"))
-    return sat_tf.audit(model, (IMAGES, LABELS))
-
-
-def test_tables_and_notebooks_show_every_layer_and_finding(audit):
+    audit = sat_tf.audit(model, (IMAGES, LABELS))
     assert repr(audit).startswith(f"<Audit: {audit.model}: broken; ")
-    html = audit._repr_html_()
-    for row in (*audit.layers, *audit.activations):
-        assert row.name in audit.table()
-        assert f"<td>{row.name}</td>" in html
-    for _, finding in audit.findings():
-        assert finding.rule in audit.table()
-        assert finding.rule in html
-
-
-def test_rows_have_the_same_keys_and_plain_values(audit):
-    rows = audit.to_rows()
-    assert len({tuple(row) for row in rows}) == 1
-    assert [row["name"] for row in rows] == [r.name for r in (*audit.layers, *audit.activations)]
-    assert all(
-        isinstance(value, str | bool | int | float | None) for row in rows for value in row.values()
-    )
-
-
-def test_the_page_is_whole_and_loads_nothing(audit, tmp_path):
     audit.write_page(tmp_path / "audit.html")
-    page = (tmp_path / "audit.html").read_text(encoding="utf-8")
+    page, table = (tmp_path / "audit.html").read_text(encoding="utf-8"), audit.table()
+    names = [row.name for row in (*audit.layers, *audit.activations)]
+    assert all(name in table and f"<td>{name}</td>" in audit._repr_html_() for name in names)
+    assert all(row.name in page for row in audit.layers)
+    for _, finding in audit.findings():
+        assert finding.rule in table
+        assert finding.rule in audit._repr_html_()
     assert page.count("<figure>") == page.count("</figure>") == 5
     assert "<script" not in page
     assert "http" not in page
-    for row in audit.layers:
-        assert row.name in page
+    rows = audit.to_rows()
+    assert len({tuple(row) for row in rows}) == 1
+    assert [row["name"] for row in rows] == names
+    values = [value for row in rows for value in row.values()]
+    assert all(isinstance(value, str | bool | int | float | None) for value in values)

@@ -2,8 +2,8 @@ import io
 import pathlib
 import typing
 
+import numpy as np
 import pytest
-from PIL import Image
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -25,6 +25,7 @@ from sat_tf.training.config import (
 from sat_tf.training.config_sections import RecipesConfig, StageConfig
 from sat_tf.training.data import DATA_SETS
 from sat_tf.yaml_text import load_yaml
+from tests.training.small import write_pictures
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
@@ -42,26 +43,28 @@ def test_what_a_config_leaves_out_is_the_papers_recipe():
 
 
 def test_the_quantized_stage_inherits_what_it_leaves_out_from_the_float_stage():
-    config = parse_config(
-        SMALLEST,
-        [
-            "stages.float={epochs: 20, batch_size: 32, warmup_epochs: 3, nesterov: false}",
-            "stages.quantized={epochs: 4, weight_decay: 0.0}",
-        ],
-    )
+    start = "stages.float={epochs: 20, batch_size: 32, warmup_epochs: 3, nesterov: false}"
+    config = parse_config(SMALLEST, [start, "stages.quantized={epochs: 4, weight_decay: 0.0}"])
     quantized = config.stages.quantized
     assert (quantized.epochs, quantized.weight_decay) == (4, 0.0)
     assert (quantized.batch_size, quantized.warmup_epochs, quantized.nesterov) == (32, 3, False)
     assert config.stages.float.weight_decay == 4e-5
+    # Its epochs win over the steps of the stage before.
+    for stage, steps in (("{epochs: 9}", 270), ("{}", 100)):
+        config = parse_config(SMALLEST, [f"stages={{float: {{steps: 100}}, quantized: {stage}}}"])
+        assert config.stages.quantized.total_steps(30) == steps
 
 
-def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_lower():
-    def first(**fields):
-        return StageConfig(**fields).first_learning_rate
-
-    assert first(base_learning_rate=0.05, batch_size=1024) == 0.05
-    assert first(base_learning_rate=0.05, batch_size=64) == 0.0125
-    assert first(base_learning_rate=0.05, batch_size=64, warmup_learning_rate=0.001) == 0.001
+@pytest.mark.parametrize(
+    ("fields", "rate"),
+    [
+        ({"batch_size": 1024}, 0.05),
+        ({"batch_size": 64}, 0.0125),
+        ({"batch_size": 64, "warmup_learning_rate": 0.001}, 0.001),
+    ],
+)
+def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_lower(fields, rate):
+    assert StageConfig(base_learning_rate=0.05, **fields).first_learning_rate == rate
 
 
 def test_behind_a_given_model_the_rate_is_stated():
@@ -99,10 +102,10 @@ def test_every_number_has_an_upper_bound_that_names_its_key():
             assert key.split(".")[-1] in str(error.value), key
 
 
-@pytest.mark.parametrize("pack", PACKINGS)
-def test_a_run_may_pack_its_file_as_the_export_does(pack):
-    assert parse_config(SMALLEST, [f"export.pack={pack}"]).export.pack == pack
+def test_a_run_may_pack_its_file_as_the_export_does():
     assert parse_config(SMALLEST).export.pack == "auto"
+    for pack in PACKINGS:
+        assert parse_config(SMALLEST, [f"export.pack={pack}"]).export.pack == pack
 
 
 def test_a_resolved_config_reads_back_as_itself():
@@ -116,36 +119,22 @@ def test_a_resolved_config_reads_back_as_itself():
     assert list(config.stages.by_name()) == ["float"]
 
 
-def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():
-    config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {epochs: 9}}"])
-    assert config.stages.quantized.total_steps(30) == 270
-    config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {}}"])
-    assert config.stages.quantized.total_steps(30) == 100
-
-
 # -- recipes ---------------------------------------------------------------------------------
 
-RECIPES = ("distillation", "progressive_bits", "oscillation", "weight_average", "label_smoothing")
 
-
-def test_every_recipe_is_off_where_nothing_is_said():
-    assert parse_config(SMALLEST).recipes.model_dump() == dict.fromkeys(RECIPES)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_true_is_a_recipe_with_its_defaults_and_false_is_none(name):
+@pytest.mark.parametrize("name", RecipesConfig.model_fields)
+def test_true_is_a_recipe_with_its_defaults_and_it_is_off_where_nothing_is_said(name):
     on = parse_config(SMALLEST, [f"recipes.{name}=true"])
     assert on == parse_config(SMALLEST, [f"recipes.{name}={{}}"])
     assert getattr(on.recipes, name) is not None
     assert parse_config(config_text(on)) == on
     off = parse_config(SMALLEST, [f"recipes.{name}=false"])
     assert off == parse_config(SMALLEST)
+    assert getattr(off.recipes, name) is None
 
 
 def test_recipes_can_be_cut_down_to_those_of_some_stages():
-    recipes = RecipesConfig.model_validate(
-        {"distillation": {}, "oscillation": {}, "weight_average": None, "label_smoothing": {}}
-    )
+    recipes = RecipesConfig(distillation={}, oscillation={}, label_smoothing={})
     of_float = recipes.in_stages(["float"])
     assert (of_float.distillation, of_float.oscillation, of_float.weight_average) == (None,) * 3
     assert of_float.label_smoothing.stages == ["float"]
@@ -164,12 +153,10 @@ def test_every_shipped_config_is_valid_and_named_after_its_file(path):
     assert read_config(path, changes).name == f"{path.parent.name}_{path.stem}"
 
 
-def test_the_configs_of_the_repository_are_those_of_the_package():
-    repository = pathlib.Path(__file__).parents[3] / "configs"
-    assert SHIPPED.resolve() == repository
-
-
-def test_a_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
+def test_a_shipped_config_is_found_from_any_folder_and_is_that_of_the_repository(
+    tmp_path, monkeypatch
+):
+    assert SHIPPED.resolve() == pathlib.Path(__file__).parents[3] / "configs"
     monkeypatch.chdir(tmp_path)
     name = "configs/digits/mobilenet_v2_w4a4.yaml"
     assert read_config(name) == read_config(DEMO)
@@ -252,14 +239,6 @@ def choice(num_train, side=300):
     return FolderChoice("photos", "/photos", num_train, size_of(num_train, side))
 
 
-def pictures(root, count, side=70):
-    for name in ("cat", "dog"):
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            Image.new("RGB", (side, side + 10)).save(root / name / f"{number}.png")
-    return root
-
-
 def test_the_shipped_configuration_is_the_one_that_is_chosen_for_hundreds():
     config = read_config(FOLDER)
     changed = read_config(FOLDER, choice(500).overrides())
@@ -289,36 +268,38 @@ def test_sizes_follow_from_the_set(num_train, side, image_size, batch_size):
     assert config.model.options["stem_stride"] == (2 if image_size >= 64 else 1)
 
 
-def test_a_folder_is_all_that_is_needed(tmp_path, monkeypatch):
-    root = pictures(tmp_path / "my 'photos'", 10)
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Ten pictures of either of two classes."""
+    folder = tmp_path_factory.mktemp("folder") / "my 'photos'"
+    write_pictures(folder, np.zeros((20, 80, 70, 3), np.uint8), np.arange(20) % 2)
+    return folder
+
+
+def test_a_folder_is_all_that_is_needed_and_a_file_decides_everything_else(root, monkeypatch):
+    monkeypatch.chdir(root.parent)
     console = Console(file=io.StringIO(), width=300)
     overrides = ["stages.float.epochs=9", "seed=3"]
     config = folder_config("my 'photos'", console, overrides=overrides)
     assert config.name == "my_photos_"
     assert config.data.options == {"data_dir": str(root), "image_size": 64}
     assert (config.stages.float.epochs, config.seed) == (9, 3)
-    assert console.file.getvalue() == (
+    said = console.file.getvalue()
+    assert said == (
         "Chosen for 16 pictures to train on: mobilenet_v2 of width 0.35, 64x64 pixels, batches of "
         "4, 60 + 30 epochs; --set changes each.\n"
     )
+    config = folder_config(str(root), console, str(FOLDER))
+    assert config == read_config(FOLDER, [f'data.options.data_dir="{root}"'])
+    assert console.file.getvalue() == said
 
 
 @pytest.mark.parametrize(("epochs", "warmups"), [(9, (0.9, 1)), (1, (0.1, 1)), (10, (2, 1))])
-def test_stages_that_are_made_short_warm_up_for_less(tmp_path, epochs, warmups):
-    root = pictures(tmp_path / "photos", 5)
-    settings = [f"stages.float.epochs={epochs}"]
-    config = folder_config(str(root), Console(file=io.StringIO()), overrides=settings)
-    found = config.stages.float.warmup_epochs, config.stages.quantized.warmup_epochs
+def test_stages_that_are_made_short_warm_up_for_less(root, epochs, warmups):
+    console, settings = Console(file=io.StringIO()), [f"stages.float.epochs={epochs}"]
+    stages = folder_config(str(root), console, overrides=settings).stages
+    found = stages.float.warmup_epochs, stages.quantized.warmup_epochs
     assert found == pytest.approx(warmups)
     longer = [*settings, "stages.float.warmup_epochs=0.5"]
-    config = folder_config(str(root), Console(file=io.StringIO()), overrides=longer)
+    config = folder_config(str(root), console, overrides=longer)
     assert config.stages.float.warmup_epochs == 0.5
-
-
-def test_a_file_decides_everything_else(tmp_path):
-    root = pictures(tmp_path / "photos", 5)
-    console = Console(file=io.StringIO())
-    config = folder_config(str(root), console, str(FOLDER))
-    expected = read_config(FOLDER, [f"data.options.data_dir={root}"])
-    assert (config, console.file.getvalue()) == (expected, "")

@@ -1,5 +1,6 @@
 """What every source promises, as functions that any of them can be given."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -31,31 +32,28 @@ def assert_resumes_exactly(source, *, batch_size, epochs):
         np.testing.assert_equal(pieces(resumed, 3), whole[epoch * per_epoch :][:3])
 
 
-def assert_workers_share_batches(source, *, batch_size, steps):
-    """Two workers with two replicas each get the batches of one process, cut in order."""
-    whole = pieces(source.training_batches(batch_size=batch_size, seed=3), steps)
-    parts = [
-        pieces(source.training_batches(batch_size=batch_size, seed=3, shard=shard), 2 * steps)
-        for shard in SHARDS
-    ]
-    for shard, part in zip(SHARDS, parts, strict=True):
-        sizes = [size for _, size in shard.pieces(batch_size)]
-        assert [len(labels) for _, labels in part] == sizes * steps
-    np.testing.assert_equal([joined(parts, step) for step in range(steps)], whole)
-
-
-def joined(parts, step):
+def _joined(parts, step):
     """A global batch, from the pieces of all workers."""
     mine = [piece for part in parts for piece in part[2 * step : 2 * step + 2]]
     return tuple(np.concatenate(tensors) for tensors in zip(*mine, strict=True))
 
 
-def assert_workers_share_held_out(source, *, batch_size):
-    """The same for held-out images; every process has the same number of elements."""
-    whole = pieces(source.held_out_batches(batch_size=batch_size))
-    parts = [pieces(source.held_out_batches(batch_size=batch_size, shard=s)) for s in SHARDS]
-    assert {len(part) for part in parts} == {2 * len(whole)}
-    np.testing.assert_equal([joined(parts, step) for step in range(len(whole))], whole)
+def assert_workers_share_batches(source, *, batch_size, steps):
+    """Two workers with two replicas each get the batches of one process, cut in order.
+
+    So they do of the held-out images; every process has the same number of elements.
+    """
+    training = functools.partial(source.training_batches, seed=3)
+    for batches, count in ((training, steps), (source.held_out_batches, None)):
+        whole = pieces(batches(batch_size=batch_size), count)
+        parts = [
+            pieces(batches(batch_size=batch_size, shard=shard), count and 2 * count)
+            for shard in SHARDS
+        ]
+        for shard, part in zip(SHARDS, parts, strict=True):
+            sizes = [size for _, size in shard.pieces(batch_size)]
+            assert [len(labels) for _, labels in part] == sizes * len(whole)
+        np.testing.assert_equal([_joined(parts, step) for step in range(len(whole))], whole)
 
 
 def assert_held_out_is_padded(source, *, batch_size):
@@ -70,16 +68,15 @@ def assert_held_out_is_padded(source, *, batch_size):
 
 
 def assert_shapes_are_static(source, *, batch_size):
-    size = source.image_size
+    images = (batch_size, source.image_size, source.image_size, 3)
     for dataset in (
         source.training_batches(batch_size=batch_size, seed=0),
         source.held_out_batches(batch_size=batch_size),
     ):
-        images, labels = dataset.element_spec
-        assert images.shape == (batch_size, size, size, 3)
-        assert images.dtype == "uint8"
-        assert labels.shape == (batch_size,)
-        assert labels.dtype == "int32"
+        assert [(spec.shape, spec.dtype) for spec in dataset.element_spec] == [
+            (images, "uint8"),
+            ((batch_size,), "int32"),
+        ]
 
 
 def assert_sample_is_drawn_by_its_seed(source):

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import os
 
 import numpy as np
@@ -13,13 +14,14 @@ from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPE
 from sat_tf.messages import ReadingError
 from sat_tf.pictures import open_pictures
 from sat_tf.training import data
-from sat_tf.training.data import crops
-from sat_tf.training.data.crops import is_turned_jpeg, whole_picture
+from sat_tf.training.data import decoding
+from sat_tf.training.data.decoding import is_turned_jpeg, whole_picture
 from sat_tf.training.data.folders import load_folder_tree, median_side
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces
 from tests.training.data.photographs import corrupt_files, encoded, odd_files, photograph
+from tests.training.small import write_pictures
 
 # -- the source ------------------------------------------------------------------------------------
 
@@ -66,15 +68,10 @@ def test_it_tells_what_it_holds(source):
 
 
 @pytest.mark.slow
-def test_a_run_resumes_exactly_at_any_epoch(source):
+def test_a_run_resumes_exactly_and_workers_together_get_the_batches_of_one_process(source):
     contract.assert_resumes_exactly(source, batch_size=5, epochs=[1, 2])
-
-
-@pytest.mark.slow
-def test_workers_and_replicas_together_get_the_batches_of_one_process(source):
     # Pieces of 3 and 2, and 2 and 2.
     contract.assert_workers_share_batches(source, batch_size=9, steps=4)
-    contract.assert_workers_share_held_out(source, batch_size=9)
 
 
 @pytest.mark.thorough
@@ -92,8 +89,10 @@ def test_every_epoch_has_other_crops(source):
     assert len(found) == 42
 
 
-def test_shapes_are_static(source):
+@pytest.mark.thorough
+def test_shapes_are_static_and_a_sample_of_training_images_is_drawn_by_its_seed(source):
     contract.assert_shapes_are_static(source, batch_size=7)
+    contract.assert_sample_is_drawn_by_its_seed(source)
 
 
 @pytest.mark.thorough
@@ -107,21 +106,15 @@ def test_held_out_images_come_in_order_and_the_last_batch_is_filled_up(source, t
 
 
 @pytest.mark.thorough
-def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
-    contract.assert_sample_is_drawn_by_its_seed(source)
-
-
-@pytest.mark.thorough
 def test_odd_pictures_are_trained_and_measured_with(own_tree):
     files = odd_files()
     for number, content in enumerate(files.values()):
-        (own_tree / "train" / "bee" / f"odd{number}.JPEG").write_bytes(content)
-        (own_tree / "val" / "bee" / f"odd{number}.JPEG").write_bytes(content)
+        for part in ("train", "val"):
+            (own_tree / part / "bee" / f"odd{number}.JPEG").write_bytes(content)
     source = data.source("folder", data_dir=own_tree, image_size=32)
     labels = labels_of(source, 1, batch_size=21 + len(files))
     assert np.bincount(labels).tolist() == [7, 7 + len(files), 7]
-    held_out = source.held_out_sample(1000)[1]
-    assert np.bincount(held_out).tolist() == [5, 5 + len(files), 5]
+    assert np.bincount(source.held_out_sample(1000)[1]).tolist() == [5, 5 + len(files), 5]
 
 
 def test_the_order_is_open_only_where_that_is_asked_for(tree, source):
@@ -188,17 +181,12 @@ def test_pieces_of_different_sizes_keep_their_places(own_tree):
 
 
 def test_a_picture_of_the_size_of_the_input_can_be_kept_whole(tmp_path):
-    pixels = {}
+    pixels = np.stack([photograph(32, 32, seed=number) for number in range(3)])
     for split in ("train", "val"):
-        for number, name in enumerate(CLASSES):
-            picture = photograph(32, 32, seed=number)
-            (tmp_path / split / name).mkdir(parents=True)
-            tf.io.write_file(str(tmp_path / split / name / "0.png"), tf.io.encode_png(picture))
-            pixels[number] = picture
+        write_pictures(tmp_path / split, pixels, range(3))
     whole = data.source("folder", data_dir=tmp_path, image_size=32, resize_ratio=1)
     images, labels = whole.held_out_sample(3)
-    for image, label in zip(images, labels, strict=True):
-        np.testing.assert_array_equal(image, pixels[label])
+    np.testing.assert_array_equal(images, pixels[labels])
     assert whole.preprocessing.resize_ratio == 1
     cropped, _ = data.source("folder", data_dir=tmp_path, image_size=32).held_out_sample(3)
     assert not np.array_equal(cropped, images)
@@ -206,23 +194,19 @@ def test_a_picture_of_the_size_of_the_input_can_be_kept_whole(tmp_path):
 
 @pytest.mark.thorough
 def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
-    left = np.zeros((24, 32, 3), np.uint8)
-    left[:, :16] = 255  # mirrored, it would be bright on the right
+    pixels = np.zeros((2, 24, 32, 3), np.uint8)
+    pixels[:, :, :16] = 255  # mirrored, they would be bright on the right
     for split in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / split / name).mkdir(parents=True)
-            tf.io.write_file(str(tmp_path / split / name / "0.png"), tf.io.encode_png(left))
-    options = {"data_dir": tmp_path, "image_size": 16}
-    kept = data.source("folder", **options, smallest_area=1, mirrored=False)
-    usual = data.source("folder", **options, smallest_area=1)
-
-    def bright_on_the_left(source):
-        batches = source.training_batches(batch_size=2, seed=0).take(16)
-        images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
-        return float(np.mean(images[:, :, 0, 0] > images[:, :, -1, 0]))
-
-    assert bright_on_the_left(kept) == 1.0
-    assert 0.2 < bright_on_the_left(usual) < 0.8
+        write_pictures(tmp_path / split, pixels, range(2))
+    bright_on_the_left = []
+    for options in ({"mirrored": False}, {}):
+        options |= {"data_dir": tmp_path, "image_size": 16, "smallest_area": 1}
+        source = data.source("folder", **options)
+        batches = source.training_batches(batch_size=2, seed=0)
+        images = np.concatenate([images for images, _ in pieces(batches, 16)])
+        bright_on_the_left.append(np.mean(images[:, :, 0, 0] > images[:, :, -1, 0]))
+    assert bright_on_the_left[0] == 1.0
+    assert 0.2 < bright_on_the_left[1] < 0.8
 
 
 def test_pictures_that_cannot_be_read_have_no_size(tmp_path):
@@ -246,11 +230,8 @@ def coordinates(height, width):
 
 def windows(height, width, count=400):
     """Height, width (as shares) and mirroring of random crops, measured in the pixels."""
-    draw = tf.function(
-        lambda seed: crops.training_crop_of_pixels(
-            tf.constant(coordinates(height, width)), seed, 32
-        )
-    )
+    pixels = tf.constant(coordinates(height, width))
+    draw = tf.function(lambda seed: decoding.training_crop_of_pixels(pixels, seed, 32))
     found = []
     for number in range(count):
         crop = draw(tf.constant([number, 7], tf.int64)).numpy().astype(float)
@@ -285,32 +266,32 @@ def test_a_picture_that_no_crop_fits_gives_its_centre():
 
 def test_the_same_seed_gives_the_same_crop():
     jpeg = tf.constant(encoded(photograph()))
-    one, again, other = (crops.training_crop(jpeg, [1, seed], 32).numpy() for seed in (2, 2, 3))
+    one, again, other = (decoding.training_crop(jpeg, [1, seed], 32).numpy() for seed in (2, 2, 3))
     np.testing.assert_array_equal(one, again)
     assert not np.array_equal(one, other)
 
 
-def test_decoding_only_the_crop_changes_little():
-    # Colour at the edge of the crop is interpolated without the pixels beyond it.
-    pixels = photograph(120, 160)
-    jpeg = encoded(pixels)
-    decoded = tf.io.decode_jpeg(jpeg, channels=3)
-    for number in range(20):
-        seed = tf.constant([number, 0], tf.int64)
-        found = crops.training_crop(tf.constant(jpeg), seed, 64).numpy().astype(int)
-        whole = crops.training_crop_of_pixels(decoded, seed, 64).numpy()
-        assert np.abs(found - whole).mean() < 1
-
-
-def test_large_crops_are_reduced_without_moving():
-    pixels = coordinates(640, 640)
-    jpeg = tf.constant(encoded(pixels, subsampling=0))
-    for number in range(20):
-        seed = tf.constant([number, 0], tf.int64)
-        found = crops.training_crop(jpeg, seed, 32).numpy().astype(int)
-        whole = crops.training_crop_of_pixels(tf.constant(pixels), seed, 32).numpy()
+@pytest.mark.parametrize(
+    ("pixels", "subsampling", "size", "of", "below"),
+    [
+        # Colour at the edge of the crop is interpolated without the pixels beyond it.
+        (photograph(120, 160), 2, 64, np.mean, 1),
         # The window is rounded to 8 of 640 pixels, which are 3 of 255 values, and JPEG loses some.
-        assert np.abs(found - whole).max() <= 6
+        (coordinates(640, 640), 0, 32, np.max, 7),
+    ],
+    ids=["decoded", "reduced"],
+)
+def test_decoding_only_the_crop_changes_little_and_moves_nothing(
+    pixels, subsampling, size, of, below
+):
+    jpeg = tf.constant(encoded(pixels, subsampling=subsampling))
+    pixels = tf.io.decode_jpeg(jpeg, channels=3)
+    for number in range(20):
+        seed = tf.constant([number, 0], tf.int64)
+        found = decoding.training_crop(jpeg, seed, size).numpy().astype(int)
+        assert (
+            of(np.abs(found - decoding.training_crop_of_pixels(pixels, seed, size).numpy())) < below
+        )
 
 
 def test_large_crops_of_any_format_are_averaged():
@@ -319,7 +300,7 @@ def test_large_crops_of_any_format_are_averaged():
     pixels[:, ::2] = 255
     for number in range(10):
         seed = tf.constant([number, 0], tf.int64)
-        crop = crops.training_crop_of_pixels(tf.constant(pixels), seed, 16).numpy()
+        crop = decoding.training_crop_of_pixels(tf.constant(pixels), seed, 16).numpy()
         # The rest of a crop that is no multiple of 8 shifts squares by a stripe at most.
         assert np.abs(crop.astype(int) - 128).max() <= 32
 
@@ -327,23 +308,22 @@ def test_large_crops_of_any_format_are_averaged():
 @pytest.mark.parametrize("name", ["empty", "text", "half", "no_tables", "half_png"])
 def test_corrupt_files_are_refused(name):
     # All of the picture, so that nothing of it is passed over.
-    whole = crops.TrainingCrops(smallest_area=1.0)
+    whole = decoding.TrainingCrops(smallest_area=1.0)
     with pytest.raises(tf.errors.OpError):
-        crops.training_crop(tf.constant(CORRUPT[name]), [0, 0], 16, crops=whole)
+        decoding.training_crop(tf.constant(CORRUPT[name]), [0, 0], 16, crops=whole)
 
 
 def test_the_largest_picture_is_that_of_pillow():
-    assert crops._MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
+    assert decoding._MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
 
 # -- the orientation of a picture ------------------------------------------------------------------
 
-KINDS = ["JPEG", "PNG", "WEBP", "TIFF"]
 PHOTOGRAPH = photograph(70, 96)
 
 
-def with_orientation(number, kind="JPEG", endian=None, pixels=PHOTOGRAPH):
-    image = Image.fromarray(pixels)
+def with_orientation(number, kind="JPEG", endian=None):
+    image = Image.fromarray(PHOTOGRAPH)
     exif = Image.Exif()
     exif[0x010F] = "a maker"
     if endian is not None:
@@ -359,7 +339,7 @@ def by_pillow(content):
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_pictures_are_turned_as_pillow_turns_them(number, kind):
     content = with_orientation(number, kind)
     np.testing.assert_array_equal(whole_picture(content, turns=True), by_pillow(content))
@@ -383,19 +363,18 @@ def test_training_crops_of_turned_pictures_are_those_of_the_upright_ones(kind):
     for number in range(4):
         seed = tf.constant([number, 0], tf.int64)
         np.testing.assert_array_equal(
-            crops.training_crop(tf.constant(content), seed, 32, is_turned=is_turned),
-            crops.training_crop_of_pixels(upright, seed, 32),
+            decoding.training_crop(tf.constant(content), seed, 32, is_turned=is_turned),
+            decoding.training_crop_of_pixels(upright, seed, 32),
         )
 
 
 @pytest.mark.thorough
 def test_a_folder_honours_the_orientation_and_training_and_files_see_the_same(tmp_path):
     for part in ("train", "val"):
-        for number in range(1, 9):
-            for kind in ("JPEG", "TIFF"):
-                path = tmp_path / part / "cat" / f"{number}.{kind.lower()}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(with_orientation(number, kind))
+        (tmp_path / part / "cat").mkdir(parents=True)
+        for number, kind in itertools.product(range(1, 9), ("JPEG", "TIFF")):
+            path = tmp_path / part / "cat" / f"{number}.{kind.lower()}"
+            path.write_bytes(with_orientation(number, kind))
     source = load_folder_tree(tmp_path, image_size=32)
     assert source.preprocessing == RESIZED_AND_CROPPED
     found, _ = source.held_out_sample(16)

@@ -3,10 +3,12 @@
 import errno
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -15,9 +17,11 @@ from sat_tf.training import data
 from sat_tf.training.data.source import Shard
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.runner import outside_failures_explained, reading_errors_explained
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
+from tests.methods import METHODS
 from tests.training import processes
-from tests.training.data.photographs import encoded, photograph
+from tests.training.data.photographs import photograph
+from tests.training.small import write_pictures
 
 # -- workers that are lost, and folders that take no more ------------------------------------------
 
@@ -77,12 +81,8 @@ def test_other_errors_pass(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_who_is_left_of_two_workers_ends_with_one_message_and_both_go_on(tmp_path, victim):
-    arguments = (
-        "distribution=multi_worker",
-        "stages.float.batch_size=33",
-        "stages.float.steps=30",
-        "stages.float.base_learning_rate=0.1",
-    )
+    settings = ("batch_size=33", "steps=30", "base_learning_rate=0.1")
+    arguments = ("distribution=multi_worker", *(f"stages.float.{value}" for value in settings))
     running = processes.start(tmp_path, *arguments, workers=2)
     processes.until_step(running[0], 7)
     running[victim].send_signal(signal.SIGKILL)
@@ -114,23 +114,22 @@ export: {{verify_images: 5}}
 
 
 def make_pictures(root):
-    paths = []
-    for part, count in (("train", 16), ("val", 2)):
-        for name in ("ant", "bee"):
-            (root / part / name).mkdir(parents=True)
-            for number in range(count):
-                paths.append(root / part / name / f"{number}.JPEG")
-                paths[-1].write_bytes(encoded(photograph(20, 20, seed=len(paths))))
-    return paths
+    """Writes a divided folder of two classes; returns one of its pictures to train on."""
+    for part, count in (("train", 32), ("val", 4)):
+        pixels = np.stack([photograph(20, 20, seed=seed) for seed in range(count)])
+        write_pictures(root / part, pixels, np.arange(count) % 2)
+    return root / "train" / "class_0" / "000.png"
 
 
 @pytest.mark.thorough
 def test_the_words_of_a_source_are_those_of_the_run(tmp_path):
-    make_pictures(tmp_path)[0].write_bytes(b"")
+    make_pictures(tmp_path).write_bytes(b"")
     source = data.source("folder", data_dir=tmp_path, image_size=16)
     batches = source.training_batches(batch_size=32, seed=0)
     with (
-        pytest.raises(RunError, match=r"ant/0\.JPEG: received .*; mend or delete it\.$") as found,
+        pytest.raises(
+            RunError, match=r"class_0/000\.png: received .*; mend or delete it\.$"
+        ) as found,
         reading_errors_explained(source),
     ):
         next(iter(batches))
@@ -150,20 +149,132 @@ def test_errors_of_tensorflow_are_left_alone(tmp_path):
 def test_a_run_with_a_corrupt_picture_goes_on_when_it_is_mended(tmp_path, monkeypatch):
     # JAX sets it, for the processes that are started here too; commands are quiet without it.
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    bad = {path: path.read_bytes() for path in make_pictures(tmp_path / "set")[:1]}
+    picture = make_pictures(tmp_path / "set")
+    content = picture.read_bytes()
     config = tmp_path / "x.yaml"
     config.write_text(CONFIG.format(data_dir=tmp_path / "set"))
     command = [sys.executable, "-m", "sat_tf", "train", "--config", str(config)]
     command += ["--out", str(tmp_path / "run")]
-    for path in bad:
-        path.write_bytes(b"")
+    picture.write_bytes(b"")
     # A process of its own, because what TensorFlow itself prints is settled when it is imported.
     broken = subprocess.run(command, capture_output=True, text=True, check=False)
     told = broken.stderr
     assert broken.returncode == 2
-    assert "0.JPEG: received a picture that cannot be read" in told
+    assert "000.png: received a picture that cannot be read" in told
     assert "the same command resumes the run" in told
     assert "Traceback" not in told
-    for path, content in bad.items():
-        path.write_bytes(content)
+    picture.write_bytes(content)
     subprocess.run(command, capture_output=True, check=True)
+
+
+# -- runs that are killed, stopped, or spread over processes end like one that is left alone -------
+
+# 33 images do not divide evenly between two; 96 give two steps an epoch, of which there are ten.
+UNEVEN = (
+    "stages.float.batch_size=33",
+    "stages.float.steps=20",
+    "stages.float.base_learning_rate=0.1",
+)
+WORKERS = ("distribution=multi_worker", *UNEVEN)
+KILLED_AT = int(np.random.RandomState(0).randint(5, 17))
+# The first step of the epoch that it was in; it may have done more before the signal came.
+RESUMED_FROM = (KILLED_AT - 1) // 2 * 2 + 1
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The losses and weights of one process that nothing happens to."""
+    folder = tmp_path_factory.mktemp("alone")
+    (losses,) = processes.finish(processes.start(folder, *UNEVEN))
+    assert sorted(losses) == list(range(1, 21))
+    return losses, processes.weights(folder)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The losses and weights of two processes that nothing happens to."""
+    folder = tmp_path_factory.mktemp("together")
+    losses = processes.finish(processes.start(folder, *WORKERS, workers=2))
+    assert losses[0] == losses[1]
+    np.testing.assert_equal(processes.weights(folder, 0), processes.weights(folder, 1))
+    return losses[0], processes.weights(folder)
+
+
+def kill(running, signal_number):
+    processes.until_step(running[0], KILLED_AT)
+    for process in running:
+        process.send_signal(signal_number)
+
+
+def killed_and_resumed(folder, *, arguments=UNEVEN, **options):
+    """The losses that a run, or each of its workers, prints after it was killed."""
+    running = processes.start(folder, *arguments, **options)
+    kill(running, signal.SIGKILL)
+    processes.finish(running, status=-signal.SIGKILL)
+    rest, *others = processes.finish(processes.start(folder, *arguments, **options))
+    assert others in ([], [rest])
+    return rest
+
+
+@pytest.mark.thorough
+def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
+    rest = killed_and_resumed(tmp_path)
+    losses, weights = alone
+    rows = EpochMetrics.read(RunFolder(tmp_path))
+    assert [row.step for row in rows] == list(range(2, 21, 2))  # neither a gap nor an epoch twice
+    assert min(rest) >= RESUMED_FROM
+    assert rest == {step: loss for step, loss in losses.items() if step in rest}
+    np.testing.assert_equal(processes.weights(tmp_path), weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_run_of_every_method_goes_on_bit_for_bit(method, tmp_path):
+    folders = [tmp_path / name for name in ("alone", "killed")]
+    (losses,) = processes.finish(processes.start(folders[0], *UNEVEN, method=method))
+    rest = killed_and_resumed(folders[1], method=method)
+    assert rest == {step: loss for step, loss in losses.items() if step in rest}
+    np.testing.assert_equal(*map(processes.weights, folders))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_asked_to_stop_says_which_epoch_is_saved_and_goes_on_behind_it(
+    number, alone, tmp_path
+):
+    (running,) = processes.start(tmp_path, *UNEVEN)
+    kill([running], number)
+    said, errors = running.communicate(timeout=600)
+    assert running.returncode == 0, errors[-4000:]
+    assert not (tmp_path / "worker0.npz").exists()
+    epoch = int(re.search(r"epoch (\d+) of the float stage is saved", said)[1])
+    (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN))
+    losses, weights = alone
+    assert min(rest) == 2 * epoch + 1
+    assert rest == {step: losses[step] for step in range(min(rest), 21)}
+    np.testing.assert_equal(processes.weights(tmp_path), weights)
+
+
+@pytest.mark.thorough
+def test_two_processes_train_like_one(alone, together):
+    # float32 sums over the batch are taken in another order. That may round a value to the code
+    # beside it, which the loss of that step shows, and the next steps hardly do.
+    losses = np.array([(together[0][step], loss) for step, loss in alone[0].items()])
+    off = np.abs(losses[:, 0] / losses[:, 1] - 1.0)
+    assert np.median(off) < 1e-5
+    assert np.max(off) < 1e-3
+    levels = [[array for array in weights if array.shape == ()] for _, weights in (alone, together)]
+    assert len(levels[0]) > 3
+    for one, two in zip(*levels, strict=True):
+        np.testing.assert_allclose(two, one, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.thorough
+def test_two_killed_processes_go_on_bit_for_bit(together, tmp_path):
+    rest = killed_and_resumed(tmp_path, arguments=WORKERS, workers=2)
+    losses, weights = together
+    assert min(rest) >= RESUMED_FROM
+    assert rest == {step: losses[step] for step in rest}
+    np.testing.assert_equal(processes.weights(tmp_path), weights)

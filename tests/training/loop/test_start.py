@@ -1,33 +1,48 @@
 """What a run starts from: models, the range of their images, settings of all workers."""
 
+import argparse
 import dataclasses
 import io
+import json
+import re
+import zipfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from PIL import Image
 from rich.console import Console
 
 import sat_tf
+from sat_tf.commands import evaluate, export
+from sat_tf.commands.main import command_parser
+from sat_tf.commands.train import folder_config
+from sat_tf.commands.train import train as train_command
 from sat_tf.exact.tflite.input_range import PIXELS, range_of
+from sat_tf.exact.tflite.metadata import Metadata, read_metadata
+from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL, RECONSTRUCTION, RESULTS
-from sat_tf.qat.wrapper import QuantizedLayer, quantized_layers
+from sat_tf.qat.wrapper import quantized_layers, weight_quantizer
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource, fed
+from sat_tf.training.distribution import strategy_note
 from sat_tf.training.loop import runner
 from sat_tf.training.loop import start as module
 from sat_tf.training.loop.runner import train
 from sat_tf.training.loop.start import (
+    about_data,
     check_range,
     expect_same_on_all_workers,
     float_model,
     float_start,
+    load_source,
     quantized_start,
     trained_float_model,
 )
 from sat_tf.training.run_folder import RunFolder
+from tests.conftest import mirrored
 from tests.training import processes
 from tests.training.small import model_of_small_range, small_float_model, small_images
 
@@ -45,12 +60,7 @@ def config(*overrides):
 
 
 def kernel_bits(model):
-    layers = [layer for layer in model.layers if isinstance(layer, QuantizedLayer)]
-    return [
-        layer.quantize_config.weights.num_bits
-        for layer in layers
-        if layer.quantize_config.weights is not None
-    ]
+    return [quantizer.num_bits for layer in model.layers if (quantizer := weight_quantizer(layer))]
 
 
 def test_the_float_stage_trains_clamped_weights_or_an_ordinary_model():
@@ -80,16 +90,13 @@ def test_an_ordinary_model_keeps_its_function(rescale):
 @pytest.mark.parametrize("bits", [2, 4])
 def test_the_classifier_of_an_ordinary_model_keeps_its_size_at_few_bits(bits, rescale):
     plain = small_float_model()
-    fields = (
-        f"{{weight_bits: {bits}, first_last_weight_bits: null, rescale: {rescale},"
-        " weight_range: layer, weight_quantizer: dorefa}"
-    )
-    start = quantized_start(config("training.start=vanilla", f"policy={fields}"), plain)
+    fields = {"weight_bits": bits, "first_last_weight_bits": None, "rescale": rescale}
+    fields |= {"weight_range": "layer", "weight_quantizer": "dorefa"}
+    policy = f"policy={json.dumps(fields)}"
+    start = quantized_start(config("training.start=vanilla", policy), plain)
     effective = start.get_layer("quant_classifier").effective_kernel().numpy()
     kernel = plain.get_layer("classifier").kernel.numpy()
-    np.testing.assert_allclose(
-        np.sqrt(np.mean(effective**2)), np.sqrt(np.mean(kernel**2)), rtol=1e-5
-    )
+    assert np.mean(effective**2) == pytest.approx(np.mean(kernel**2), rel=2e-5)
 
 
 def test_an_ordinary_model_keeps_its_function_even_where_the_policy_is_the_papers():
@@ -119,31 +126,27 @@ def test_a_trained_float_model_comes_from_a_file(start, suffix, tmp_path):
     assert trained_float_model(config(), SOURCE) is None
 
 
-def _with_softmax(own_layer):
-    plain = small_float_model()
-    if own_layer:
-        return keras.Model(plain.inputs, keras.layers.Softmax(name="shares")(plain.output))
-    features = plain.get_layer("pool").output
-    classifier = keras.layers.Dense(3, activation="softmax", name="shares")
-    model = keras.Model(plain.inputs, classifier(features))
-    classifier.set_weights(plain.get_layer("classifier").get_weights())
-    return model
-
-
 @pytest.mark.parametrize("own_layer", [True, False])
 def test_a_softmax_at_the_end_of_a_file_is_taken_off(own_layer, tmp_path):
-    _with_softmax(own_layer).save(tmp_path / "float.keras")
+    plain = small_float_model()
+    if own_layer:
+        ends, features = keras.layers.Softmax(name="shares"), plain.output
+    else:
+        ends = keras.layers.Dense(3, activation="softmax", name="shares")
+        features = plain.get_layer("pool").output
+    model = keras.Model(plain.inputs, ends(features))
+    model.set_weights(plain.get_weights())
+    model.save(tmp_path / "float.keras")
     read = trained_float_model(config(f"training.float_model={tmp_path}/float.keras"), SOURCE)
     np.testing.assert_allclose(read(IMAGES), small_float_model()(IMAGES), rtol=1e-6)
 
 
-def test_a_policy_that_does_not_fit_is_an_error_of_the_run():
-    nothing = "policy.overrides={nothing: {weight_bits: 8}}"
-    for start in ("clamped", "vanilla"):
-        with pytest.raises(RunError, match="nothing"):
-            quantized_start(
-                config(nothing), float_start(config(f"training.start={start}"), small_float_model())
-            )
+@pytest.mark.parametrize("start", ["clamped", "vanilla"])
+def test_a_policy_that_does_not_fit_is_an_error_of_the_run(start):
+    nothing = config("policy.overrides={nothing: {weight_bits: 8}}")
+    model = float_start(config(f"training.start={start}"), small_float_model())
+    with pytest.raises(RunError, match="nothing"):
+        quantized_start(nothing, model)
 
 
 # -- what they are fed -----------------------------------------------------------------------------
@@ -210,9 +213,7 @@ def test_a_run_with_the_range_of_its_model_is_fed_it_from_start_to_file(files, t
     console = Console(file=io.StringIO(), width=200)
     model = f"training.float_model={files}/float.keras"
     results = _train(tmp_path / "run", console, model, "policy.input_range=[0, 1]")
-    assert results.float_top1 == 1.0
-    assert results.quantized_top1 == 1.0
-    assert results.tflite_top1 == 1.0
+    assert (results.float_top1, results.quantized_top1, results.tflite_top1) == (1.0,) * 3
     assert results.codes_differing == 0
     assert "input_range" not in console.file.getvalue()
     left = {name for _, names, _ in runner.STAGES for name in names} - {RECONSTRUCTION}
@@ -221,25 +222,28 @@ def test_a_run_with_the_range_of_its_model_is_fed_it_from_start_to_file(files, t
     (tmp_path / "run" / RESULTS).unlink()
     again = _train(tmp_path / "run", console, model, "policy.input_range=[0, 1]")
     assert dataclasses.replace(again, seconds=results.seconds) == results
-    for words in ("float      done before: float.keras", "quantized  done before: quantized.keras"):
-        assert words in console.file.getvalue()
-    assert console.file.getvalue().count("calibrating") == 1
+    said = console.file.getvalue()
+    assert "float      done before: float.keras" in said
+    assert "quantized  done before: quantized.keras" in said
+    assert said.count("calibrating") == 1
 
 
-def _checked(files, name, given, *overrides):
-    config = parse_config(RANGES, [f"training.float_model={files}/{name}.keras", *overrides])
+@pytest.mark.parametrize(
+    ("name", "stated", "note"),
+    [
+        ("rescaled", [], ""),
+        ("float", ["policy.input_range=[0, 255]"], "Note: .* seems to be .0, 1.*"),
+    ],
+)
+def test_a_range_that_the_policy_states_is_kept_with_a_note_and_one_inside_without(
+    name, stated, note, files
+):
+    config = parse_config(RANGES, [f"training.float_model={files}/{name}.keras", *stated])
     console = Console(file=io.StringIO(), width=2000)
     model, fed = float_model(config, OF_RANGES)
-    assert fed == range_of(given)
+    assert fed == PIXELS
     check_range(config, model, OF_RANGES, fed, console)
-    return console.file.getvalue()
-
-
-def test_a_range_that_the_policy_states_is_kept_with_a_note_and_one_inside_without(files):
-    assert _checked(files, "rescaled", (0, 255)) == ""
-    said = _checked(files, "float", (0, 255), "policy.input_range=[0, 255]")
-    assert said.startswith("Note: ")
-    assert "seems to be (0, 1)" in said
+    assert re.fullmatch(note, console.file.getvalue().strip())
 
 
 def test_a_teacher_that_is_fed_what_it_was_not_trained_with_is_refused(files):
@@ -259,10 +263,7 @@ def test_a_teacher_that_is_fed_what_it_was_not_trained_with_is_refused(files):
 
 def told(monkeypatch, *of_workers):
     """The words of workers with these settings, each of which has to say the same."""
-    configs = [
-        parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}}", settings)
-        for settings in of_workers
-    ]
+    configs = [parse_config(CONFIG, settings) for settings in of_workers]
     sent = []
     exchanges = (lambda _, line: sent.append(line) or [line], lambda *_: sent)
     for exchange in exchanges:  # all are sent before one is read
@@ -337,3 +338,75 @@ def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_p
     files = (folder.file(QUANTIZED_MODEL) for folder in (first, again))
     models = (keras.models.load_model(file, compile=False) for file in files)
     np.testing.assert_equal(*(model.get_weights() for model in models))
+
+
+# -- a run on a folder of pictures: what it says, refuses, and hands on to its file ----------------
+
+
+def pictures(root, names, count=8):
+    """JPEGs of noise, brighter the later their class comes."""
+    generator = np.random.RandomState(0)
+    for label, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = generator.randint(0, 99, (40, 48, 3)) + 60 * label
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.jpg")
+    return root
+
+
+def config_of(root):
+    stages = ("float.epochs=1", "float.warmup_epochs=0")
+    stages += ("quantized.epochs=1", "quantized.warmup_epochs=0")
+    model = "model={name: mobilenet_v1, options: {width_multiplier: 0.25, stem_stride: 1}}"
+    settings = [*(f"stages.{setting}" for setting in stages), model, "export.verify_images=8"]
+    settings.append("data.options.image_size=32")
+    return folder_config(str(root), Console(file=io.StringIO()), overrides=settings)
+
+
+def test_a_run_says_what_it_trains_on(tmp_path):
+    source = load_source(config_of(pictures(tmp_path / "pets", ["cat", "dog", "ox"])))
+    line, note = about_data(source)
+    counts = "18 pictures to train on, 6 held out, 32x32 pixels"
+    assert line == f"pets: 3 classes (cat, dog, ox), {counts}"
+    assert note.startswith("Note: of each class a fifth is held out")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cat"], r"received one class \(cat\), which every picture is in; e"),
+        (["cat", " "], "labels: received ' ' for class 0, expected texts of one"),
+    ],
+)
+def test_one_class_and_names_that_no_file_can_hold_are_refused(names, message, tmp_path):
+    with pytest.raises(RunError, match=message):
+        load_source(config_of(pictures(tmp_path / "pets", names)))
+
+
+def test_a_strategy_of_one_device_is_remarked_upon():
+    one = tf.distribute.get_strategy()
+    assert "mirrored: received one device, expected several" in strategy_note("mirrored", one)
+    assert strategy_note("auto", one) is None
+    assert strategy_note("mirrored", mirrored()) is None
+
+
+@pytest.mark.thorough
+def test_a_file_knows_the_classes_and_the_preprocessing_of_a_folder(tmp_path):
+    root = pictures(tmp_path / "pets", ["cat", "dog"], count=40)
+    folder, console = RunFolder(tmp_path / "run"), Console(file=io.StringIO(), width=300)
+    assert train_command(config_of(root), folder, console)
+    assert folder.file("labels.txt").read_text() == "cat\ndog\n"
+    said = Metadata(labels=("cat", "dog"), preprocessing=RESIZED_AND_CROPPED)
+    path = folder.file("model.tflite")
+    assert read_metadata(path.read_bytes(), "model.tflite") == said
+    assert "cat, dog" in folder.file("report.html").read_text()
+    assert "held-out images of pets" in folder.file("certificate.html").read_text()
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["labels.txt", "preprocessing.json"]
+    # The same from the run folder, and of its own held-out pictures.
+    again = [str(folder.path), "--out", str(tmp_path / "again.tflite")]
+    export.run(command_parser("export").parse_args(again), console)
+    assert (tmp_path / "again.tflite").read_bytes() == path.read_bytes()
+    words = {"file": path, "images": str(root), "labels": None, "num_images": None}
+    evaluate.run(argparse.Namespace(**words), console)
+    assert "numbered by the names in the file" in console.file.getvalue()

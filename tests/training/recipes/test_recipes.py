@@ -1,28 +1,33 @@
 import csv
 import dataclasses
+import functools
+import itertools
 import os
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.special
 import tensorflow as tf
 
 import sat_tf
+from sat_tf.core import dorefa
+from sat_tf.core.grid import GRIDS
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.training import recipes
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, cross_entropy, training_copy
-from sat_tf.training.loop.callbacks import StopWhenNotFinite
-from sat_tf.training.loop.stage import held_out_metrics, train_stage
-from sat_tf.training.recipes import (
-    ProgressiveBits,
-    WeightAverage,
-    distilled,
-    smoothed_cross_entropy,
+from sat_tf.training.loop.stage import (
+    StopWhenNotFinite,
+    held_out_metrics,
+    kept_current,
+    train_stage,
 )
 from sat_tf.training.run_folder import OSCILLATIONS, EpochMetrics
 from sat_tf.training.trained_models import read_teacher
@@ -57,7 +62,12 @@ def make_run(folder, *overrides, strategy=None):
 
 
 def trained(run):
-    return train_stage(run, "quantized", small_quantized_model())[1]
+    """The model of the stage, which is measured after its last epoch as it is handed back."""
+    model = train_stage(run, "quantized", small_quantized_model())[1]
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    measured = held_out_metrics(model, run.source, run.input_range)
+    assert measured["top1"] == run.rows[-1].held_out_top1
+    return model
 
 
 def stop_behind(monkeypatch, step):
@@ -80,14 +90,8 @@ def without_recipes(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_recipe_changes_what_a_stage_learns(name, tmp_path, without_recipes):
-    run = make_run(tmp_path, f"recipes.{name}={RECIPES[name]}")
-    model = trained(run)
-    assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    pairs = zip(without_recipes, model.get_weights(), strict=True)
-    assert not all(np.array_equal(*pair) for pair in pairs)
-    # The stage hands back the model that was measured after the last epoch.
-    measured = held_out_metrics(model, run.source, run.input_range)
-    assert measured["top1"] == run.rows[-1].held_out_top1
+    model = trained(make_run(tmp_path, f"recipes.{name}={RECIPES[name]}"))
+    assert not all(map(np.array_equal, without_recipes, model.get_weights()))
 
 
 @pytest.mark.slow
@@ -99,20 +103,16 @@ def test_a_recipe_stays_out_of_other_stages(tmp_path, without_recipes):
     np.testing.assert_equal(without_recipes, model.get_weights())
 
 
-@pytest.mark.slow
-def test_oscillating_and_frozen_weights_are_listed_by_epoch_and_layer(tmp_path):
-    trained(make_run(tmp_path, "recipes.oscillation=true"))
-    rows = list(csv.DictReader((tmp_path / OSCILLATIONS).open()))
-    assert [(row["epoch"], row["layer"], row["bits"]) for row in rows] == [
-        (epoch, layer, "4") for epoch in "12345678" for layer in ("depthwise", "pointwise")
-    ]
-    assert all(int(row["oscillating"]) + int(row["frozen"]) <= int(row["weights"]) for row in rows)
-
-
 @pytest.mark.thorough
-def test_a_stage_with_every_recipe_goes_on_bit_for_bit_behind_its_last_epoch(tmp_path, monkeypatch):
+def test_a_stage_with_every_recipe_lists_oscillations_and_goes_on_bit_for_bit(
+    tmp_path, monkeypatch
+):
     whole = make_run(tmp_path / "whole", *ALL)
     weights = trained(whole).get_weights()
+    rows = list(csv.DictReader((whole.folder.path / OSCILLATIONS).open()))
+    listed = itertools.product("12345678", ("depthwise", "pointwise"), "4")
+    assert [(row["epoch"], row["layer"], row["bits"]) for row in rows] == list(listed)
+    assert all(int(row["oscillating"]) + int(row["frozen"]) <= int(row["weights"]) for row in rows)
     with monkeypatch.context() as patch:
         stop_behind(patch, 11)  # in the fourth epoch
         stopped = make_run(tmp_path / "parts", *ALL)
@@ -122,9 +122,11 @@ def test_a_stage_with_every_recipe_goes_on_bit_for_bit_behind_its_last_epoch(tmp
     run.rows[:] = EpochMetrics.read(run.folder)
     again = trained(run).get_weights()
     np.testing.assert_equal(weights, again)
-    assert [dataclasses.replace(row, seconds=None) for row in EpochMetrics.read(run.folder)] == [
-        dataclasses.replace(row, seconds=None) for row in whole.rows
-    ]
+    rows = (
+        [dataclasses.replace(row, seconds=None) for row in of_run]
+        for of_run in (EpochMetrics.read(run.folder), whole.rows)
+    )
+    np.testing.assert_equal(*rows)
 
 
 @pytest.mark.thorough
@@ -137,12 +139,7 @@ def test_a_stage_that_is_stopped_in_its_first_epoch_begins_again(tmp_path, monke
 @pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [2], indirect=True)
 def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
-    run = make_run(tmp_path, *ALL, "training.keep=last", strategy=replicas)
-    model = trained(run)
-    assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    assert (
-        held_out_metrics(model, run.source, run.input_range)["top1"] == run.rows[-1].held_out_top1
-    )
+    trained(make_run(tmp_path, *ALL, "training.keep=last", strategy=replicas))
 
 
 def test_a_teacher_that_is_missing_is_an_error_before_any_training():
@@ -161,14 +158,10 @@ TEACHER, STUDENT = (
 LABELS = np.array([0, 3, 1, 2, 2], np.int32)
 
 
-def _softmax(logits, temperature):
-    powers = np.exp(logits.astype(np.float64) / temperature)
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_the_divergence_and_its_gradient_are_those_of_the_formula(temperature):
-    p, q = _softmax(TEACHER, temperature), _softmax(STUDENT, temperature)
+    logits = (each.astype(np.float64) / temperature for each in (TEACHER, STUDENT))
+    p, q = (scipy.special.softmax(each, axis=1) for each in logits)
     teacher, student = tf.constant(TEACHER), tf.constant(STUDENT)
     with tf.GradientTape() as tape:
         tape.watch([teacher, student])
@@ -188,7 +181,7 @@ def test_the_weight_divides_the_loss_between_labels_and_teacher():
     hard = cross_entropy(images, labels, logits)
     soft = soft_divergence(teacher(images, training=False), logits, 2.0)
     for weight in (0.0, 0.3, 1.0):
-        loss = distilled(cross_entropy, teacher, temperature=2.0, weight=weight)
+        loss = recipes.distilled(cross_entropy, teacher, temperature=2.0, weight=weight)
         expected = (1 - weight) * hard + weight * soft
         np.testing.assert_allclose(loss(images, labels, logits), expected, rtol=1e-5)
 
@@ -196,7 +189,7 @@ def test_the_weight_divides_the_loss_between_labels_and_teacher():
 def test_the_teacher_reads_images_as_they_come_from_the_data():
     teacher = small_float_model()
     pixels = np.random.RandomState(0).randint(0, 256, (4, 8, 8, 3)).astype(np.uint8)
-    loss = distilled(cross_entropy, teacher, temperature=1.0, weight=1.0)
+    loss = recipes.distilled(cross_entropy, teacher, temperature=1.0, weight=1.0)
     target = teacher(tf.constant(pixels, tf.float32), training=False)
     same = loss(tf.constant(pixels), tf.constant([0] * 4), target)
     np.testing.assert_allclose(same, 0.0, atol=1e-6)
@@ -209,7 +202,7 @@ def test_the_teacher_stays_as_it_is_and_out_of_checkpoints(replicas):
     with replicas.scope():
         teacher = training_copy(of_teacher)
         model = training_copy(start, synchronized=True)
-        loss = distilled(cross_entropy, teacher, temperature=2.0, weight=0.5)
+        loss = recipes.distilled(cross_entropy, teacher, temperature=2.0, weight=0.5)
     before = teacher.get_weights()
     learner, losses = fitted(model, None, replicas, steps=2, loss=loss)
     assert np.isfinite(losses).all()
@@ -219,22 +212,20 @@ def test_the_teacher_stays_as_it_is_and_out_of_checkpoints(replicas):
 
 
 def test_the_target_leaves_every_class_its_share():
-    logits = STUDENT.astype(np.float64)
-    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    log_p = scipy.special.log_softmax(STUDENT.astype(np.float64), axis=1)
     target = 0.8 * np.eye(4)[LABELS] + 0.2 / 4
-    found = smoothed_cross_entropy(0.2)(None, tf.constant(LABELS), tf.constant(STUDENT))
+    found = recipes.smoothed_cross_entropy(0.2)(None, tf.constant(LABELS), tf.constant(STUDENT))
     np.testing.assert_allclose(found, -(target * log_p).sum(axis=1), rtol=1e-6)
-    unlabelled = smoothed_cross_entropy(0.1)(None, tf.constant([-1] * 5), tf.constant(STUDENT))
+    unlabelled = recipes.smoothed_cross_entropy(0.1)(
+        None, tf.constant([-1] * 5), tf.constant(STUDENT)
+    )
     assert np.isfinite(unlabelled).all()
 
 
 # -- the average of weights ------------------------------------------------------------------------
 
 DECAY = 0.5
-
-
-def _average(model):
-    return WeightAverage(model, decay=DECAY)
+_average = functools.partial(recipes.WeightAverage, decay=DECAY)
 
 
 @pytest.mark.thorough
@@ -270,18 +261,21 @@ def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weight
 
 
 @pytest.mark.thorough
-def test_held_out_images_are_measured_with_the_average():
+def test_held_out_images_are_measured_with_the_average_also_where_weights_are_copied():
     model = training_copy(small_quantized_model())
     learner, _ = fitted(model, _average, tf.distribute.get_strategy(), steps=3)
-    average, images = learner.after_step[0], small_images()
+    average, images, found = learner.after_step[0], small_images(), []
     pairs = tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
-    found = learner.evaluate(pairs, verbose=0, callbacks=[average.measured()])
+    for others in ([], kept_current(model)):
+        learner.test_function = None
+        callbacks = [average.measured(), *others]
+        found.append(learner.evaluate(pairs, verbose=0, callbacks=callbacks))
     weights = model.get_weights()
     average.keep()
     averaged = Learner(model, batch_size=11)
     averaged.compile()
-    assert found == averaged.evaluate(pairs, verbose=0)
-    assert not all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
+    assert found == [averaged.evaluate(pairs, verbose=0)] * 2
+    assert not all(map(np.array_equal, weights, model.get_weights()))
 
 
 @pytest.mark.thorough
@@ -303,6 +297,9 @@ def test_it_is_part_of_checkpoints_once(tmp_path):
 # -- bits that go down -----------------------------------------------------------------------------
 
 LAYERS = ("stem", "depthwise", "pointwise", "classifier")
+_progressive = functools.partial(
+    recipes.ProgressiveBits, bits=[8, 6, 4], shares=[0.2, 0.2, 0.4], total_steps=10
+)
 
 
 def _model(bits=2):
@@ -310,12 +307,7 @@ def _model(bits=2):
     return sat_tf.calibrate(model, small_images().train_images)
 
 
-def _progressive(model):
-    return ProgressiveBits(model, bits=[8, 6, 4], shares=[0.2, 0.2, 0.4], total_steps=10)
-
-
-def _images():
-    return tf.constant(small_images().test_images, tf.float32)
+_IMAGES = tf.constant(small_images().test_images, tf.float32)
 
 
 def test_each_floor_lasts_for_its_share_of_the_steps():
@@ -323,29 +315,24 @@ def test_each_floor_lasts_for_its_share_of_the_steps():
     for _ in range(12):
         floors.append(int(recipe.floor))
         recipe()
-    assert floors == [8, 8, 6, 6, 4, 4, 4, 4, 0, 0, 0, 0]
+    assert floors == [8] * 2 + [6] * 2 + [4] * 4 + [0] * 4
 
 
 # At 8 bits that model has fewer quantizers: streams of 8 bits are as fine as its activations.
 @pytest.mark.thorough
-@pytest.mark.parametrize("floor", [7, 4, 0])
-def test_a_model_with_a_floor_is_the_model_of_so_many_bits(floor):
+@pytest.mark.parametrize("floor", [8, 7, 4, 0])
+def test_a_model_with_a_floor_is_the_model_of_so_many_bits_whose_copies_have_no_floor(floor):
     model = training_copy(_model())
     recipe = _progressive(model)
+    assert int(recipe.floor) == 8
     recipe.floor.assign(floor)
     other = sat_tf.requantize(_model(), BitPolicy.mobile(floor or 2))
-    # The same levels as with fixed bits, and the same sums.
-    assert np.array_equal(model(_images()), other(_images()))
-
-
-@pytest.mark.thorough
-def test_weights_with_a_floor_of_8_bits_are_on_the_grid_of_8_bits():
-    model = training_copy(_model())
-    assert int(_progressive(model).floor) == 8
-    other = sat_tf.requantize(_model(), BitPolicy.mobile(8))
     for name in LAYERS:
         one, twin = (of.get_layer(f"quant_{name}").effective_kernel() for of in (model, other))
         assert np.array_equal(one, twin)
+    # The same levels as with fixed bits, and the same sums.
+    assert floor == 8 or np.array_equal(model(_IMAGES), other(_IMAGES))
+    assert np.array_equal(training_copy(model)(_IMAGES), _model()(_IMAGES))
 
 
 @pytest.mark.thorough
@@ -355,13 +342,11 @@ def test_it_ends_with_the_codes_of_the_policy(replicas):
     with replicas.scope():
         model = training_copy(start, synchronized=True)
     floors = []
-    learner, losses = fitted(
-        model,
-        _progressive,
-        replicas,
-        steps=10,
-        after=lambda recipe: floors.append(int(recipe.floor.numpy())),
-    )
+
+    def look(recipe):
+        floors.append(int(recipe.floor.numpy()))
+
+    learner, losses = fitted(model, _progressive, replicas, steps=10, after=look)
     assert floors == [8, 6, 6, 4, 4, 4, 4, 0, 0, 0]
     assert np.isfinite(losses).all()
     trained = training_copy(learner.student)
@@ -375,8 +360,137 @@ def test_it_ends_with_the_codes_of_the_policy(replicas):
             assert np.array_equal(layer.effective_kernel(), twin.effective_kernel())
 
 
+# -- weights that oscillate ------------------------------------------------------------------------
+
+
+def test_oscillations_are_changes_against_the_last_direction():
+    # n:          1 -> 2 -> 2 -> 1 -> 0 -> 1 -> 1 -> 0
+    # change:        up   -   down down up   -   down
+    # oscillates:    no   no  yes  no   yes  no  yes
+    zero = tf.zeros([1])
+    motion = recipes.Motion(zero + 1.0, zero, zero, zero + 1.0)
+    frequency, average = 0.0, 1.0
+    for n, oscillates in [(2, 0), (2, 0), (1, 1), (0, 0), (1, 1), (1, 0), (0, 1)]:
+        motion = motion.after(tf.constant([float(n)]), 0.25)
+        frequency += 0.25 * (oscillates - frequency)
+        average += 0.25 * (n - average)
+        np.testing.assert_allclose(motion.frequency, [frequency], rtol=1e-6)
+        np.testing.assert_allclose(motion.average, [average], rtol=1e-6)
+
+
+@pytest.mark.parametrize("range_axes", [(), (3,)])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("dorefa", 1), ("dorefa", 2), ("dorefa", 4), ("narrow", 3), ("rounded", 2), ("modified", 3)],
+)
+def test_held_weights_keep_their_codes_wherever_the_maximum_moves(name, bits, range_axes):
+    generator = np.random.default_rng(0)
+    kernel = generator.normal(0, 0.5, (3, 3, 4, 6)).astype(np.float32)
+    top = GRIDS[name].top(bits)
+    units = generator.integers(0, top + 1, kernel.shape)
+    held = generator.random(kernel.shape) < 0.5
+    for factor in (1.0, 0.01, 4.0):
+        moved = np.where(held, kernel, factor * kernel).astype(np.float32)
+        latent = dorefa.held_weights(moved, units, held, bits, name, range_axes=range_axes)
+        found = dorefa.weight_units(latent, bits, name, range_axes=range_axes).numpy()
+        assert np.array_equal(found[held], units[held])
+        free = np.where(held, 0.0, moved)
+        alone = dorefa.weight_units(free, bits, name, range_axes=range_axes).numpy()
+        # Free weights have the codes they would have without the others.
+        assert np.array_equal(found[~held], alone[~held])
+        assert np.array_equal(latent.numpy()[~held], moved[~held])
+
+
+def test_a_range_in_which_all_weights_are_held_stays_as_it_is():
+    kernel = tf.constant([0.5, -1.0])
+    held = dorefa.held_weights(kernel, tf.constant([3, 0]), tf.constant([True, True]), 2)
+    assert np.array_equal(held, kernel)
+
+
+def _of_one_kind():
+    return sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(2).of_one_kind())
+
+
+@pytest.mark.essential
+def test_a_weight_that_oscillates_is_frozen_at_its_average_code_and_stays_there():
+    model = _of_one_kind()
+    settings = {"momentum": 0.3, "first_threshold": 0.5, "last_threshold": 0.5}
+    oscillation = recipes.Oscillation(model, total_steps=100, **settings)
+    kernel = model.get_layer("quant_pointwise").layer.kernel
+    start = np.full(kernel.shape, 0.3, np.float32)
+    start.flat[0] = 1.0  # the maximum
+    codes = []
+    for step in range(40):
+        values = start * (1.0 + 0.01 * step)
+        # tanh(0.3) / tanh(1) is at n = 2; this one goes between n = 1 (two times of three) and 2.
+        values.flat[5] = 0.05 if step % 3 == 0 else -0.05
+        kernel.assign(values)
+        oscillation()
+        codes.append(units_of(model, "pointwise").flat[5])
+    count = {c.layer: c for c in oscillation.counts()}["pointwise"]
+    assert (count.bits, count.weights) == (2, start.size)
+    assert (count.frozen, count.oscillating) == (1, 0)
+    assert set(codes[:6]) == {1.0, 2.0}
+    assert set(codes[20:]) == {1.0}
+
+
+def test_without_freezing_weights_are_counted_and_left_alone():
+    model = _of_one_kind()
+    oscillation = recipes.Oscillation(model, total_steps=100, freeze=False, momentum=0.3)
+    kernel = model.get_layer("quant_pointwise").layer.kernel
+    for step in range(10):
+        values = np.full(kernel.shape, 0.3, np.float32)
+        values.flat[0], values.flat[5] = 1.0, 0.05 if step % 2 else -0.05
+        kernel.assign(values)
+        oscillation()
+        assert np.array_equal(kernel, values)
+    count = {c.layer: c for c in oscillation.counts()}["pointwise"]
+    assert (count.frozen, count.oscillating) == (0, 1)
+
+
+def test_layers_of_more_bits_are_left_alone():
+    names = [count.layer for count in recipes.Oscillation(_of_one_kind(), total_steps=10).counts()]
+    assert names == ["depthwise", "pointwise"]
+    every = recipes.Oscillation(_of_one_kind(), total_steps=10, most_bits=8).counts()
+    assert [count.layer for count in every] == ["stem", "depthwise", "pointwise", "classifier"]
+
+
+def test_the_threshold_goes_down_on_half_a_cosine_from_the_start_on(monkeypatch):
+    oscillation = recipes.Oscillation(
+        _of_one_kind(), total_steps=100, first_threshold=0.04, last_threshold=0.02, start=0.5
+    )
+    kernels, (kernel, *_) = type(oscillation.kernels[0]), oscillation.kernels
+    follow = mock.Mock(return_value=kernel.variable)
+    monkeypatch.setattr(kernels, "follow", follow)
+    oscillation.kernels = [kernel]
+    for step, expected in [(1, 0.04), (50, 0.04), (75, 0.03), (100, 0.02)]:
+        oscillation.steps.assign(step - 1)
+        oscillation()
+        assert float(follow.call_args.args[-1]) == pytest.approx(expected)
+
+
 @pytest.mark.thorough
-def test_copies_have_no_floor():
-    model = training_copy(_model())
-    _progressive(model)
-    assert np.array_equal(training_copy(model)(_images()), _model()(_images()))
+@on_each_number_of_replicas
+def test_in_training_frozen_weights_keep_their_codes(replicas):
+    settings = {"momentum": 0.3, "first_threshold": 0.2, "last_threshold": 0.2}
+    recipe, start = (
+        functools.partial(recipes.Oscillation, total_steps=24, **settings),
+        _of_one_kind(),
+    )
+    with replicas.scope():
+        model = training_copy(start, synchronized=True)
+    frozen, codes = {}, {}
+
+    def look(recipe):
+        # These were frozen before this step.
+        for kernel, count in zip(recipe.kernels, recipe.counts(), strict=True):
+            name = count.layer
+            now = units_of(model, name)
+            if name in frozen:
+                assert np.array_equal(now[frozen[name]], codes[name][frozen[name]])
+            frozen[name], codes[name] = kernel.frozen.numpy(), now
+            assert np.array_equal(kernel.units.numpy(), now)
+
+    fitted(model, recipe, replicas, steps=24, after=look, learning_rate=3.0)
+    assert sum(mask.sum() for mask in frozen.values()) > 5
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())

@@ -5,7 +5,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.learner import Learner, cross_entropy
 from tests.training.small import small_images
 
@@ -57,13 +56,3 @@ def units_of(model, name):
     quantizer = layer.quantize_config.weights
     kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
     return quantizer.units(tf.convert_to_tensor(kernel), layer.kernel_variables).numpy()
-
-
-def latent_kernels(model):
-    """The latent weights of all linear layers."""
-    layers = [layer for layer in model.layers if isinstance(layer, QuantizedLayer)]
-    return [
-        getattr(layer.layer, layer_kinds.kernel_name(layer.layer)).numpy()
-        for layer in layers
-        if layer.quantize_config.weights is not None
-    ]

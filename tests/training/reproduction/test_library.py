@@ -8,15 +8,8 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
+from sat_tf.training import reproduction as paper
 from sat_tf.training.config import SHIPPED
-from sat_tf.training.paper_rows import Row, data_sets, entries, find
-from sat_tf.training.reproduction import (
-    add_outcomes,
-    markdown,
-    read_outcomes,
-    show,
-    summary,
-)
 from tests.training.reproduction.fake import outcome
 
 # -- rows of the paper -----------------------------------------------------------------------------
@@ -33,37 +26,44 @@ COUNTS = (
 
 
 def _printed(row):
-    printed = entries()[row].row.printed
+    printed = paper.entries()[row].row.printed
     return printed.top1, printed.top5
 
 
+def _rows(*patterns):
+    rows, problems = paper.find(patterns)
+    assert not problems
+    return rows
+
+
 def test_every_table_and_figure_has_all_its_rows_in_the_order_of_the_paper():
-    counts = collections.Counter(row.split("/")[0] for row in entries())
+    counts = collections.Counter(row.split("/")[0] for row in paper.entries())
     assert ", ".join(f"{name} {count}" for name, count in counts.items()) == COUNTS
 
 
-# A few of each table, as printed.
-@pytest.mark.parametrize(
-    ("row", "top1", "top5"),
-    [
-        ("table1/mobilenet_v1/4bits", 71.3, 89.9),
-        ("table1/mobilenet_v2/4bits", 71.1, 90.0),
-        ("table1/mobilenet_v2/8bits_pact", 71.7, 89.9),
-        ("table1/mobilenet_v1/float", 71.7, 90.2),
-        ("table1/mobilenet_v2/float_pact", 72.1, 90.5),
-        ("table2/mobilenet_v1/2bits", 66.3, 86.8),
-        ("table2/mobilenet_v2/4bits", 72.1, 90.6),
-        ("table3/preresnet50/2bits", 74.1, 91.7),
-        ("table3/preresnet50/3bits_weights", 76.3, 93.0),
-        ("table3/preresnet50/float", 75.9, 92.5),
-        ("table4/mobilenet_v1/4bits/pact_sat", 70.9, 89.5),
-        ("table4/mobilenet_v1/8bits/pact_cg", 71.0, 89.5),
-        ("table_s2/mobilenet_v1/6bits/uniform", 72.5, 90.5),
-        ("figure3/mobilenet_v2/2bits/pact_sat_cg", None, None),
-    ],
-)
-def test_printed_figures_are_those_of_the_paper(row, top1, top5):
-    assert _printed(row) == (top1, top5)
+# A few of each table, as printed: top-1 and top-5.
+PRINTED = """
+table1/mobilenet_v1/4bits 71.3 89.9
+table1/mobilenet_v2/4bits 71.1 90.0
+table1/mobilenet_v2/8bits_pact 71.7 89.9
+table1/mobilenet_v1/float 71.7 90.2
+table1/mobilenet_v2/float_pact 72.1 90.5
+table2/mobilenet_v1/2bits 66.3 86.8
+table2/mobilenet_v2/4bits 72.1 90.6
+table3/preresnet50/2bits 74.1 91.7
+table3/preresnet50/3bits_weights 76.3 93.0
+table3/preresnet50/float 75.9 92.5
+table4/mobilenet_v1/4bits/pact_sat 70.9 89.5
+table4/mobilenet_v1/8bits/pact_cg 71.0 89.5
+table_s2/mobilenet_v1/6bits/uniform 72.5 90.5
+figure3/mobilenet_v2/2bits/pact_sat_cg None None
+"""
+
+
+@pytest.mark.parametrize("line", PRINTED.split("\n")[1:-1])
+def test_printed_figures_are_those_of_the_paper(line):
+    row, *printed = line.split()
+    assert [*map(str, _printed(row))] == printed
 
 
 @pytest.mark.parametrize(
@@ -80,27 +80,18 @@ def test_what_the_paper_prints_twice_is_the_same(one, other):
 
 
 def test_every_network_has_a_recipe_and_every_data_set_changes_known_ones():
-    for row, entry in entries().items():
+    for row, entry in paper.entries().items():
         assert entry.data == ("glyphs" if row.startswith("glyphs") else "imagenet2012")
     recipes = {path.stem for path in (SHIPPED / "imagenet").glob("*.yaml")}
-    assert {entry.row.base for entry in entries().values()} == recipes
-    for data in data_sets().values():
+    assert {entry.row.base for entry in paper.entries().values()} == recipes
+    for data in paper.data_sets().values():
         assert set(data.models) in (set(), recipes)
 
 
 def test_a_pattern_finds_rows_once_and_in_order():
-    rows, problems = find(["table4/*/4bits/*", "table4/mobilenet_v1/*/pact"])
-    assert [row.id.removeprefix("table4/mobilenet_v1/") for row in rows] == [
-        "4bits/pact",
-        "4bits/pact_sat",
-        "4bits/pact_cg",
-        "4bits/pact_sat_cg",
-        "8bits/pact",
-    ]
-    assert problems == []
-
-
-ROW = {"base": "mobilenet_v1", "method": "SAT"}
+    found = _rows("table4/*/4bits/*", "table4/mobilenet_v1/*/pact")
+    expected = "4bits/pact 4bits/pact_sat 4bits/pact_cg 4bits/pact_sat_cg 8bits/pact"
+    assert [row.id.removeprefix("table4/mobilenet_v1/") for row in found] == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +105,7 @@ ROW = {"base": "mobilenet_v1", "method": "SAT"}
 )
 def test_what_a_row_does_not_know_is_refused(wrong):
     with pytest.raises(ValidationError):
-        Row.model_validate({**ROW, **wrong})
+        paper.Row.model_validate({"base": "mobilenet_v1", "method": "SAT", **wrong})
 
 
 # -- outcomes --------------------------------------------------------------------------------------
@@ -127,69 +118,63 @@ def test_outcomes_read_back_as_they_were(tmp_path):
         outcome(seed=1, top5=None, tflite_top1=None, codes_differing=None, commit=None),
         outcome(seed=2, changes="stages.float.steps=3; policy.overrides={a: {weight_bits: 8}}"),
     ]
-    add_outcomes(file, some)
-    assert read_outcomes(file) == some
+    paper.add_outcomes(file, some)
+    assert paper.read_outcomes(file) == some
 
 
 def test_the_same_row_data_seed_and_changes_take_the_place_of_the_former(tmp_path):
     file = tmp_path / "paper.csv"
     others = [outcome(seed=1), outcome(data="digits"), outcome(row="a"), outcome(changes="b=1")]
-    add_outcomes(file, [outcome(top1=60.0), *others])
-    add_outcomes(file, [outcome(top1=70.0)])
-    assert read_outcomes(file) == [outcome(top1=70.0), *others]
+    paper.add_outcomes(file, [outcome(top1=60.0), *others])
+    paper.add_outcomes(file, [outcome(top1=70.0)])
+    assert paper.read_outcomes(file) == [outcome(top1=70.0), *others]
 
 
 def test_files_that_do_not_say_how_many_images_a_file_was_measured_on_are_read(tmp_path):
     file = tmp_path / "paper.csv"
-    add_outcomes(file, [outcome(seed=1)])
+    paper.add_outcomes(file, [outcome(seed=1)])
     lines = [line.split(",") for line in file.read_text().splitlines()]
     place = lines[0].index("tflite_images")
     file.write_text("".join(",".join(x[:place] + x[place + 1 :]) + "\n" for x in lines))
-    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
-    add_outcomes(file, [outcome(seed=2)])
-    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
-
-
-def _add(path, seed):
-    add_outcomes(path, [outcome(seed=seed)])
+    assert paper.read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
+    paper.add_outcomes(file, [outcome(seed=2)])
+    assert paper.read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
 
 
 def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
     file = tmp_path / "paper.csv"
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
-        list(pool.map(_add, [file] * 40, range(40)))
-    assert sorted(found.seed for found in read_outcomes(file)) == list(range(40))
+        outcomes = ([outcome(seed=seed)] for seed in range(40))
+        list(pool.map(paper.add_outcomes, [file] * 40, outcomes))
+    assert sorted(found.seed for found in paper.read_outcomes(file)) == list(range(40))
 
 
 # -- tables of outcomes ----------------------------------------------------------------------------
 
-IN_TABLE_1 = "table1/mobilenet_v2/4bits"
+
+# Deviations from 71 of -1, 0, 1: the sample's variance is 2 / 2.
+THREE = [outcome(seed=seed, top1=70.0 + seed) for seed in range(3)]
+OTHERS = [outcome(row="table1/mobilenet_v2/5bits"), outcome(changes="stages.float.steps=2")]
 
 
-def _rows(*patterns):
-    rows, problems = find(patterns)
-    assert not problems
-    return rows
-
-
-def test_one_seed_is_a_number_and_several_are_mean_and_deviation():
-    one = [outcome(top1=70.0)]
-    assert summary(IN_TABLE_1, "glyphs", one) == "70.0"
-    # Deviations from 71 of -1, 0, 1: the sample's variance is 2 / 2.
-    three = [outcome(seed=seed, top1=70.0 + seed) for seed in range(3)]
-    assert summary(IN_TABLE_1, "glyphs", three) == "71.0 ± 1.0 (3)"
-
-
-def test_runs_of_other_rows_data_or_settings_do_not_count():
-    others = [outcome(row="table1/mobilenet_v2/5bits"), outcome(changes="stages.float.steps=2")]
-    assert summary(IN_TABLE_1, "glyphs", others) == ""
-    assert summary(IN_TABLE_1, "digits", [outcome()]) == ""
+@pytest.mark.parametrize(
+    ("outcomes", "data", "words"),
+    [
+        ([outcome(top1=70.0)], "glyphs", "70.0"),
+        (THREE, "glyphs", "71.0 ± 1.0 (3)"),
+        (OTHERS, "glyphs", ""),
+        ([outcome()], "digits", ""),
+    ],
+    ids=["one seed", "mean and deviation", "other rows and settings", "other data"],
+)
+def test_a_summary_is_of_the_runs_of_a_row_on_its_data(outcomes, data, words):
+    assert paper.summary("table1/mobilenet_v2/4bits", data, outcomes) == words
 
 
 def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
     outcomes = [outcome(top1=70.0), outcome(row="table4/mobilenet_v1/4bits/pact", data="digits")]
-    assert markdown(_rows("table1/mobilenet_v2/[45]bits"), outcomes) == (
+    assert paper.markdown(_rows("table1/mobilenet_v2/[45]bits"), outcomes) == (
         "| row | method | paper, top-1 / top-5 | glyphs, top-1 |\n"
         "| --- | --- | ---: | ---: |\n"
         "| `table1/mobilenet_v2/4bits` | SAT | 71.1 / 90.0 | 70.0 |\n"
@@ -198,33 +183,33 @@ def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
 
 
 def test_rows_that_are_not_in_the_paper_have_no_column_for_it():
-    text = markdown(_rows("glyphs/float/clamp"), [outcome(row="glyphs/float/clamp", top1=69.5)])
-    assert text.splitlines()[0] == "| row | method | glyphs, top-1 |"
-    assert text.splitlines()[2] == "| `glyphs/float/clamp` | clamp | 69.5 |"
+    text = paper.markdown(
+        _rows("glyphs/float/clamp"), [outcome(row="glyphs/float/clamp", top1=69.5)]
+    )
+    head, _, row = text.splitlines()
+    assert head == "| row | method | glyphs, top-1 |"
+    assert row == "| `glyphs/float/clamp` | clamp | 69.5 |"
 
 
 def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
     console = Console(file=io.StringIO(), width=120)
-    tables = list(show(_rows("table_s*"), [outcome(row="table_s1/resnet18/clamp", top1=12.0)]))
+    tables = list(
+        paper.show(_rows("table_s*"), [outcome(row="table_s1/resnet18/clamp", top1=12.0)])
+    )
     for table in tables:
         console.print(table)
     text = console.file.getvalue()
     assert len(tables) == 2
-    assert "supplement, Table 1: logit variance" in text
-    assert "κ₀ 0.5" in text
-    assert "12.0" in text
-    assert "table_s2/mobilenet_v1/6bits/first_last_8bits" in text
+    last = "table_s2/mobilenet_v1/6bits/first_last_8bits"
+    for words in ("supplement, Table 1: logit variance", "κ₀ 0.5", "12.0", last):
+        assert words in text
     narrow = Console(file=io.StringIO(), width=80)
     narrow.print(*tables)
     assert "…" not in narrow.file.getvalue()
 
 
-RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "paper.csv"
-
-
 def test_recorded_outcomes_have_a_commit_and_no_code_that_differs():
-    outcomes = read_outcomes(RESULTS)
+    results = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "paper.csv"
+    outcomes = paper.read_outcomes(results)
     assert outcomes
-    for one in outcomes:
-        assert one.commit
-        assert not one.codes_differing
+    assert all(one.commit and not one.codes_differing for one in outcomes)

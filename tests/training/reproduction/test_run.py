@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -8,26 +9,17 @@ from rich.console import Console
 
 from sat_tf import output_folder
 from sat_tf.messages import RunError
+from sat_tf.training import reproduction as paper
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.data import DATA_SETS
 from sat_tf.training.loop import runner
-from sat_tf.training.paper_rows import (
-    base_text,
-    data_sets,
-    digest,
-    entries,
-    float_part,
-    other_start,
-    resolve,
-)
-from sat_tf.training.reproduction import plan, read_outcomes, run
 from sat_tf.training.run_folder import RunFolder
 from tests.training.reproduction.fake import FakeRunner
 
 # -- configurations --------------------------------------------------------------------------------
 
-DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
+DATA = [name for name, data in paper.data_sets().items() if data.data["name"] in DATA_SETS]
 
 
 def _rows_with_data():
@@ -35,10 +27,10 @@ def _rows_with_data():
 
     A data set has changes for these two. The fast tests take the first.
     """
-    in_turn = [(row, DATA[place % len(DATA)]) for place, row in enumerate(entries())]
+    in_turn = [(row, DATA[place % len(DATA)]) for place, row in enumerate(paper.entries())]
     seen = set()
-    for place, (row, data) in enumerate([*in_turn, *itertools.product(entries(), DATA)]):
-        of, is_in_turn = entries()[row].row, place < len(in_turn)
+    for place, (row, data) in enumerate([*in_turn, *itertools.product(paper.entries(), DATA)]):
+        of, is_in_turn = paper.entries()[row].row, place < len(in_turn)
         pairs = {(of.base, data), (of.set.get("policy.activation_bits"), data)}
         if is_in_turn or not pairs <= seen:
             yield pytest.param(row, data, marks=() if is_in_turn else pytest.mark.thorough)
@@ -46,7 +38,7 @@ def _rows_with_data():
 
 
 def _resolve(row, **options):
-    return resolve(entries()[row], **{"data": "glyphs", **options})
+    return paper.resolve(paper.entries()[row], **{"data": "glyphs", **options})
 
 
 def _policy(row, **options):
@@ -56,29 +48,26 @@ def _policy(row, **options):
 @pytest.mark.filterwarnings("ignore:weight_grid=")  # rows of grids that train badly
 @pytest.mark.parametrize(("row", "data"), _rows_with_data())
 def test_every_row_is_a_configuration_that_reads_back_as_itself(row, data):
-    data_dir = None if data_sets()[data].data_dir == "none" else "images"
+    data_dir = None if paper.data_sets()[data].data_dir == "none" else "images"
     config = _resolve(row, data=data, data_dir=data_dir)
     assert parse_config(config_text(config)) == config
     assert config.data.options.get("data_dir") == data_dir
-    measures = entries()[row].row.measures
+    measures = paper.entries()[row].row.measures
     assert (config.stages.quantized is None) == (measures == "float")
-    start = float_part(config)
+    start = paper.float_part(config)
     assert parse_config(config_text(start)) == start
 
 
 @pytest.mark.parametrize(
     ("network", "batch_size", "peak"),
     [
-        ("mobilenet_v1", 2048, 0.4),
-        ("mobilenet_v2", 2048, 0.4),
-        ("preresnet50", 1024, 0.2),
-        ("resnet18", 1024, 0.2),
-        ("resnet50", 1024, 0.2),
+        *((name, 2048, 0.4) for name in ("mobilenet_v1", "mobilenet_v2")),
+        *((name, 1024, 0.2) for name in ("preresnet50", "resnet18", "resnet50")),
     ],
 )
 def test_the_recipe_is_the_papers(network, batch_size, peak):
     # The images are not the point here.
-    config = parse_config(base_text(network), ["data={name: digits}"])
+    config = parse_config(paper.base_text(network), ["data={name: digits}"])
     for stage in (config.stages.float, config.stages.quantized):
         assert (stage.epochs, stage.steps, stage.warmup_epochs) == (150, None, 5)
         assert stage.batch_size == batch_size
@@ -112,19 +101,17 @@ def test_rows_differ_in_bits_rescale_and_gradient(row, fields):
     assert (*bits, policy.rescale, policy.clipping_gradient) == fields
 
 
-def test_rescaling_the_classifier_alone_leaves_the_other_layers_as_they_are():
+def test_rescaling_the_classifier_alone_and_ordinary_float_models_leave_other_layers_as_they_are():
     policy = _policy("figure_s5/preresnet50/classifier")
     assert policy.at("classifier").rescale == "constant"
-    assert policy.at("block_1_expand_conv").rescale == "none"
-    assert policy.at("block_1_expand_conv").first_last_weight_bits == 8
-    start = float_part(_resolve("figure_s5/preresnet50/classifier")).policy
+    other = policy.at("block_1_expand_conv")
+    assert (other.rescale, other.first_last_weight_bits) == ("none", 8)
+    start = paper.float_part(_resolve("figure_s5/preresnet50/classifier")).policy
     assert (start.at("classifier").rescale, start.at("stem_conv").rescale) == ("constant", "none")
-
-
-def test_ordinary_float_models_are_not_clamped():
-    assert _resolve("figure2b/mobilenet_v2/vanilla").training.start == "vanilla"
-    assert _resolve("figure2b/mobilenet_v2/clamp").training.start == "clamped"
-    assert _resolve("figure2b/mobilenet_v2/clamp").policy.rescale == "none"
+    for start in ("vanilla", "clamp"):
+        config = _resolve(f"figure2b/mobilenet_v2/{start}")
+        assert config.training.start == start.replace("clamp", "clamped")
+    assert config.policy.rescale == "none"
 
 
 @pytest.mark.parametrize(("row", "level"), [("2bits", 2.5), ("4bits", 8.0)])
@@ -140,18 +127,14 @@ def test_in_miniature_clipping_levels_start_lower_at_few_bits(row, level):
 def test_in_miniature_mobilenet_v2_is_the_small_one_and_is_trained_for_1400_steps():
     config = _resolve("glyphs/4bits/pact")
     assert config.model.name == "mobilenet_v2_small"
-    assert config.model.options == {
-        "head": "pool_first",
-        "rectified_inputs": True,
-        "rectifier_max": None,
-    }
+    head = {"head": "pool_first", "rectified_inputs": True}
+    assert config.model.options == {**head, "rectifier_max": None}
     for stage, steps in ((config.stages.float, 1000), (config.stages.quantized, 400)):
         assert (stage.total_steps(1000), stage.batch_size) == (steps, 64)
         assert stage.peak_learning_rate == pytest.approx(0.3)
         assert stage.warmup_epochs * 1000 == 25
         assert stage.weight_decay == 4e-5
-    assert config.data.options == {}
-    assert config.data.shift_pixels == 0
+    assert (config.data.options, config.data.shift_pixels) == ({}, 0)
 
 
 def test_rows_that_ask_for_the_same_training_have_the_same_name():
@@ -160,36 +143,34 @@ def test_rows_that_ask_for_the_same_training_have_the_same_name():
         "table4/mobilenet_v1/4bits/pact_sat_cg",
         "table_s2/mobilenet_v1/4bits/first_last_8bits",
     )
-    assert len({_resolve(row).name for row in same}) == 1
-    assert _resolve(same[0], seed=1).name != _resolve(same[0]).name
-    assert _resolve(same[0], changes=["stages.float.momentum=0.8"]).name != _resolve(same[0]).name
+    (name,) = {_resolve(row).name for row in same}
+    for other in ({"seed": 1}, {"changes": ["stages.float.momentum=0.8"]}):
+        assert _resolve(same[0], **other).name != name
 
 
 def test_names_say_what_was_trained():
-    assert _resolve("glyphs/4bits/pact", seed=3).name.startswith(
-        "mobilenet_v2_small_glyphs_w4a4_seed3_"
-    )
+    config = _resolve("glyphs/4bits/pact", seed=3)
+    assert config.name.startswith("mobilenet_v2_small_glyphs_w4a4_seed3_")
     assert "_w2afloat_" in _resolve("table2/mobilenet_v1/2bits").name
     assert "_float_none_" in _resolve("glyphs/float/clamp").name
     assert "_vanilla_" in _resolve("glyphs/float/vanilla").name
     # They are those of folders, whatever the data is called.
-    config = _resolve("glyphs/4bits/pact")
     data = config.data.model_copy(update={"options": {"builder": "imagenet_resized/64x64:0.1.0"}})
-    name = float_part(config.model_copy(update={"data": data})).name
-    assert name.startswith("mobilenet_v2_small_imagenet_resized-64x64-0.1.0_float_none_seed0_")
+    name = paper.float_part(config.model_copy(update={"data": data})).name
+    assert name.startswith("mobilenet_v2_small_imagenet_resized-64x64-0.1.0_float_none_seed3_")
 
 
 def test_settings_without_an_influence_on_the_outcome_are_not_in_the_digest():
     config = _resolve("glyphs/4bits/pact")
     for change in ("distribution=none", "name=other"):
-        assert digest(_resolve("glyphs/4bits/pact", changes=[change])) == digest(config)
+        assert paper.digest(_resolve("glyphs/4bits/pact", changes=[change])) == paper.digest(config)
     for change in ("training.float_model=a.keras", "policy.weight_bits=3", "seed=9"):
-        assert digest(_resolve("glyphs/4bits/pact", changes=[change])) != digest(config)
+        assert paper.digest(_resolve("glyphs/4bits/pact", changes=[change])) != paper.digest(config)
 
 
 def test_runs_share_the_float_model_of_their_rescale_alone():
     def start(row):
-        return float_part(_resolve(row)).name
+        return paper.float_part(_resolve(row)).name
 
     for bits in ("4bits", "2bits", "4bits_calibrated"):
         assert start(f"glyphs/{bits}/pact_sat") == start("glyphs/2bits/pact_sat_cg")
@@ -200,31 +181,26 @@ def test_runs_share_the_float_model_of_their_rescale_alone():
     assert start("table3/preresnet50/2bits_weights") == _resolve("table3/preresnet50/float").name
 
 
-def test_a_row_can_start_from_the_float_model_of_another_method():
-    for bits in ("4bits", "2bits"):
-        entry = entries()[f"glyphs_common_start/{bits}/pact_from_sat"]
-        start = other_start(entry)
-        assert start == _resolve("glyphs/float/clamp_constant")
-        config = resolve(entry)
-        assert config.policy == _policy(f"glyphs/{bits}/pact")
-        assert config.training.float_model == f"{start.name}/float.keras"
-        assert config.name != _resolve(f"glyphs/{bits}/pact").name
-        assert plan([entry.id])[0].float_config == start
-
-
-def test_a_file_that_is_asked_for_takes_the_place_of_the_start_of_a_row():
-    entry = entries()["glyphs_common_start/4bits/pact_from_sat"]
+@pytest.mark.parametrize("bits", ["4bits", "2bits"])
+def test_a_row_can_start_from_the_float_model_of_another_method_or_from_a_file(bits):
+    entry = paper.entries()[f"glyphs_common_start/{bits}/pact_from_sat"]
+    start, config = paper.other_start(entry), paper.resolve(entry)
+    assert start == _resolve("glyphs/float/clamp_constant")
+    assert config.policy == _policy(f"glyphs/{bits}/pact")
+    assert config.training.float_model == f"{start.name}/float.keras"
+    assert config.name != _resolve(f"glyphs/{bits}/pact").name
+    assert paper.plan([entry.id])[0].float_config == start
     changes = ["training.float_model=mine.keras"]
-    assert other_start(entry, changes=changes) is None
-    assert resolve(entry, changes=changes).training.float_model == "mine.keras"
-    assert other_start(entries()["glyphs/4bits/pact"]) is None
-    (job,) = plan(["glyphs/4bits/pact"], changes=changes)
+    assert paper.other_start(entry, changes=changes) is None
+    assert paper.resolve(entry, changes=changes).training.float_model == "mine.keras"
+    assert paper.other_start(paper.entries()[f"glyphs/{bits}/pact"]) is None
+    (job,) = paper.plan([f"glyphs/{bits}/pact"], changes=changes)
     assert (job.float_config, job.config.training.float_model) == (None, "mine.keras")
 
 
 def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
     def start(*changes):
-        return float_part(_resolve("glyphs/4bits/pact", changes=changes)).name
+        return paper.float_part(_resolve("glyphs/4bits/pact", changes=changes)).name
 
     assert start("stages.quantized.momentum=0.5", "policy.weight_grid=dorefa") == start()
     assert start("stages.quantized=null") == start()
@@ -235,16 +211,12 @@ def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
 @pytest.mark.thorough
 def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
     code = (
-        "import sys, json\n"
-        "from sat_tf.training.paper_rows import entries\n"
-        "from sat_tf.training.paper_rows import resolve\n"
-        "name = resolve(entries()['glyphs/4bits/pact']).name\n"
-        "print(json.dumps([name, 'tensorflow' in sys.modules]))"
+        "import sys\n"
+        "from sat_tf.training.reproduction import entries, resolve\n"
+        "print(resolve(entries()['glyphs/4bits/pact']).name, 'tensorflow' in sys.modules)"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    assert json.loads(output) == [_resolve("glyphs/4bits/pact").name, False]
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120)
+    assert output.split() == [_resolve("glyphs/4bits/pact").name, "False"]
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -274,11 +246,11 @@ def run_dir(tmp_path_factory):
 
 
 def _run(jobs, folder):
-    return run(jobs, folder, folder / "results.csv", Console(quiet=True))
+    return paper.run(jobs, folder, folder / "results.csv", Console(quiet=True))
 
 
 def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
-    jobs = plan(["glyphs/4bits/pact_*", "glyphs/float/clamp"], seeds=(0, 1))
+    jobs = paper.plan(["glyphs/4bits/pact_*", "glyphs/float/clamp"], seeds=(0, 1))
     rows = ["glyphs/4bits/pact_sat", "glyphs/4bits/pact_cg", "glyphs/4bits/pact_sat_cg"]
     assert [job.row for job in jobs] == 2 * [*rows, "glyphs/float/clamp"]
     assert [job.config.seed for job in jobs] == [0] * 4 + [1] * 4
@@ -290,46 +262,45 @@ def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
 def test_images_of_ones_own_are_called_by_their_folder_even_by_a_link_to_itself(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     for data_dir, name in (("/data/birds", "folder birds"), (f"{tmp_path}/loop", "folder loop")):
-        (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=data_dir)
+        (job,) = paper.plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=data_dir)
         assert job.data == name
         assert job.config.data.options == {"image_size": 224, "data_dir": data_dir}
 
 
 def test_each_float_model_is_trained_once_and_handed_on(fake, tmp_path):
-    jobs = plan(["glyphs/4bits/*", "glyphs/float/clamp*"])
+    jobs = paper.plan(["glyphs/4bits/*", "glyphs/float/clamp*"])
     assert _run(jobs, tmp_path)
     starts = [config for config in fake.configs if config.stages.quantized is None]
     assert sorted(config.policy.rescale for config in starts) == ["constant", "none", "stddev"]
+    files = {
+        start.policy.rescale: tmp_path / start.name / output_folder.FLOAT_MODEL for start in starts
+    }
     others = [config for config in fake.configs if config.stages.quantized is not None]
     assert len(others) == 4
     for config in others:
-        (start,) = (one for one in starts if one.policy.rescale == config.policy.rescale)
-        assert config.training.float_model == str(tmp_path / start.name / output_folder.FLOAT_MODEL)
-    assert {config.name for config in fake.configs} == {
-        path.name for path in tmp_path.iterdir() if path.is_dir()
-    }
+        assert config.training.float_model == str(files[config.policy.rescale])
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert {config.name for config in fake.configs} == folders
 
 
 def test_what_has_finished_is_not_run_again_and_still_recorded(fake, tmp_path):
-    assert _run(plan(["table1/mobilenet_v1/4bits"], data="glyphs"), tmp_path)
+    assert _run(paper.plan(["table1/mobilenet_v1/4bits"], data="glyphs"), tmp_path)
     assert len(fake.configs) == 2
-    assert _run(plan(["table4/*/4bits/pact_sat_cg", "table1/*_v1/4bits"], data="glyphs"), tmp_path)
+    assert _run(
+        paper.plan(["table4/*/4bits/pact_sat_cg", "table1/*_v1/4bits"], data="glyphs"), tmp_path
+    )
     assert len(fake.configs) == 2
-    found = read_outcomes(tmp_path / "results.csv")
-    assert [outcome.row for outcome in found] == [
-        "table1/mobilenet_v1/4bits",
-        "table4/mobilenet_v1/4bits/pact_sat_cg",
-    ]
-    shares = {(outcome.top1, outcome.top5, outcome.tflite_top1) for outcome in found}
-    assert shares == {(51.0, 100.0, 51.0)}
-    assert {(outcome.images, outcome.seconds) for outcome in found} == {(8000, 1.0)}
-    assert {outcome.run for outcome in found} == {fake.configs[1].name}
+    one, other = paper.read_outcomes(tmp_path / "results.csv")
+    assert one.row == "table1/mobilenet_v1/4bits"
+    assert other == dataclasses.replace(one, row="table4/mobilenet_v1/4bits/pact_sat_cg")
+    assert (one.top1, one.top5, one.tflite_top1) == (51.0, 100.0, 51.0)
+    assert (one.images, one.seconds, one.run) == (8000, 1.0, fake.configs[1].name)
 
 
 def test_seeds_and_changes_are_recorded(fake, tmp_path):
     change = "stages.float.steps=7"
-    assert _run(plan(["glyphs/float/clamp"], seeds=(3, 4), changes=[change]), tmp_path)
-    found = read_outcomes(tmp_path / "results.csv")
+    assert _run(paper.plan(["glyphs/float/clamp"], seeds=(3, 4), changes=[change]), tmp_path)
+    found = paper.read_outcomes(tmp_path / "results.csv")
     facts = [(one.seed, one.changes, one.top1, one.tflite_top1) for one in found]
     assert facts == [(3, change, 50.0, None), (4, change, 51.0, None)]
     assert [config.stages.float.steps for config in fake.configs] == [7, 7]
@@ -337,14 +308,14 @@ def test_seeds_and_changes_are_recorded(fake, tmp_path):
 
 def test_integers_that_differ_are_recorded(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "train", FakeRunner(codes_differing=2).train)
-    _run(plan(["glyphs/4bits/pact"]), tmp_path)
-    assert read_outcomes(tmp_path / "results.csv")[0].codes_differing == 2
+    _run(paper.plan(["glyphs/4bits/pact"]), tmp_path)
+    assert paper.read_outcomes(tmp_path / "results.csv")[0].codes_differing == 2
 
 
 def test_a_results_file_of_something_else_stops_before_the_first_run(fake, tmp_path):
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with pytest.raises(RunError, match="choose another one with --results"):
-        _run(plan(["glyphs/4bits/pact"]), tmp_path)
+        _run(paper.plan(["glyphs/4bits/pact"]), tmp_path)
     assert fake.configs == []
 
 
@@ -352,17 +323,17 @@ def test_a_results_file_of_something_else_stops_before_the_first_run(fake, tmp_p
     "row",
     [
         pytest.param(row, marks=pytest.mark.thorough if row in REPRESENTATIVE else pytest.mark.slow)
-        for row in entries()
+        for row in paper.entries()
     ],
 )
 def test_every_row_trains_for_two_steps(row, run_dir):
-    (job,) = plan([row], data="digits", changes=TWO_STEPS)
+    (job,) = paper.plan([row], data="digits", changes=TWO_STEPS)
     assert _run([job], run_dir)
     finished = RunFolder(run_dir / job.config.name)
     stages = json.loads(finished.read_text(run_folder.STATE))["stages"]
-    quantized = entries()[row].row.measures == "quantized"
+    quantized = paper.entries()[row].row.measures == "quantized"
     assert ("quantized" in stages) == quantized
     assert finished.file(output_folder.TFLITE_MODEL).is_file() == quantized
-    found = {outcome.row: outcome for outcome in read_outcomes(run_dir / "results.csv")}
+    found = {outcome.row: outcome for outcome in paper.read_outcomes(run_dir / "results.csv")}
     assert 0 <= found[row].top1 <= 100
     assert found[row].codes_differing == (0 if quantized else None)

@@ -6,14 +6,13 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.messages import RunError
-from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.data.source import Shard
 from sat_tf.training.distribution import make_strategy, shard_of, waiting_note, writes_files
 from sat_tf.training.loop.stage import train_stage
 from tests.conftest import mirrored
 from tests.training import processes
 from tests.training.loop.test_stage import make_run
-from tests.training.small import small_float_model, small_images, small_quantized_model
+from tests.training.small import small_float_model, small_quantized_model
 
 TINY = """
 name: tiny
@@ -31,9 +30,8 @@ TASK = {"type": "worker", "index": 0}
 def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("TPU_NAME", raising=False)
-    for name in ("none", "auto"):  # one GPU, or none
-        if name == "auto" and len(tf.config.list_physical_devices("GPU")) > 1:
-            continue
+    has_gpus = len(tf.config.list_physical_devices("GPU")) > 1
+    for name in ("none",) if has_gpus else ("none", "auto"):
         strategy = make_strategy(name)
         assert strategy is tf.distribute.get_strategy()
         assert writes_files(strategy)
@@ -46,11 +44,9 @@ def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
 
 def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
     monkeypatch.delenv("TPU_NAME", raising=False)
-    one = {"cluster": {"worker": ["localhost:1"]}, "task": TASK}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(one))
-    assert not isinstance(
-        make_strategy("auto"), tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.TPUStrategy
-    )
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["here:1"]}, "task": TASK}))
+    others = tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.TPUStrategy
+    assert not isinstance(make_strategy("auto"), others)
 
 
 def test_a_port_in_use_is_named_before_anything_waits(monkeypatch):
@@ -65,22 +61,37 @@ def test_a_port_in_use_is_named_before_anything_waits(monkeypatch):
     assert waiting_note("mirrored") is None
 
 
+def test_a_host_that_no_process_can_have_is_named_before_anything_waits(monkeypatch):
+    def lead(host):
+        cluster = {"cluster": {"worker": [f"{host}:{port}"]}, "task": TASK}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    lead("first..second")
+    with pytest.raises(
+        RunError, match=r"the host first\.\.second for this process, which has no add"
+    ):
+        make_strategy("multi_worker")
+    lead("192.0.2.1")  # for documentation: no machine has it
+    assert "no address of this machine: it waits until it" in waiting_note("multi_worker")
+    assert waiting_note("auto") is None
+    lead("localhost")
+    assert waiting_note("multi_worker") is None
+
+
 # 33 images do not divide evenly between two, and 96 do not between batches of 33.
 @pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [32, 33])
 def test_two_replicas_train_like_one_device(tmp_path, batch_size):
-    settings = [
-        f"stages.quantized={{batch_size: {batch_size}, steps: 20, base_learning_rate: 0.1}}",
-        "stages.float.batch_size=24",
-    ]
+    stage = f"{{batch_size: {batch_size}, steps: 20, base_learning_rate: 0.1}}"
+    settings = [f"stages.quantized={stage}", "stages.float.batch_size=24"]
     starts, rows, weights = [], [], []
     for strategy in (None, mirrored()):
-        source = ArraySource(small_images(), shift_pixels=1)
-        run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
+        run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy)
         run.folder.path.mkdir()
-        weights.append(
-            train_stage(run, "quantized", small_quantized_model())[1].trainable_variables
-        )
+        _, trained = train_stage(run, "quantized", small_quantized_model())
+        weights.append(trained.trainable_variables)
         of_start, *of_epochs = run.rows
         starts.append((of_start.held_out_loss, of_start.held_out_top1))
         rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in of_epochs])
