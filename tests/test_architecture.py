@@ -141,8 +141,8 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2150,
-    "commands": 3630,
+    "analysis": 2130,
+    "commands": 3620,
     "core": 2370,
     "exact": 12060,
     "export": 4385,
@@ -150,9 +150,9 @@ MOST_LINES = {
     "keras3": 2520,
     "loading": 860,
     "messages": 1310,
-    "planning": 1590,
-    "qat": 7700,
-    "quantizers": 3990,
+    "planning": 1570,
+    "qat": 7630,
+    "quantizers": 3970,
     "report": 740,
     "training": 8320,
     ".": 1415,  # the modules beside the rooms, together

@@ -85,13 +85,12 @@ def range_accuracies(
     measured = _measured(model, pixels, labels, list(dict.fromkeys((given, *_USUAL))))
     if measured is None:
         return None
-    right, most_frequent = measured
+    right, top1, most_frequent = measured
     better = [
         input_range
         for input_range, hits in right.items()
-        if np.mean(hits) > most_frequent and _is_clear(hits, right[given])
+        if top1[input_range] > most_frequent and _is_clear(hits, right[given])
     ]
-    top1 = {input_range: float(np.mean(hits)) for input_range, hits in right.items()}
     fitting = max(better, key=top1.__getitem__, default=None)
     return RangeAccuracies(given, fitting, top1, len(right[given]), most_frequent)
 
@@ -108,8 +107,7 @@ def found_range(
             else "no pictures in folders of its classes, expected them, or the range of its input"
         )
         raise ValueError(f"{subject}: received {received}; {_GIVE}.")
-    right, most_frequent = measured
-    top1 = {input_range: float(np.mean(hits)) for input_range, hits in right.items()}
+    right, top1, most_frequent = measured
     best = max(top1, key=top1.__getitem__)
     accuracies = RangeAccuracies(best, best, top1, len(right[best]), most_frequent)
     close = [rival for rival in right if rival != best and not _is_clear(right[best], right[rival])]
@@ -129,8 +127,8 @@ def found_range(
 
 def _measured(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, ranges: Sequence[InputRange]
-) -> tuple[dict[InputRange, np.ndarray], float] | None:
-    """The marks of right pictures, by range, and the share of the largest class; or None."""
+) -> tuple[dict[InputRange, np.ndarray], dict[InputRange, float], float] | None:
+    """The marks of right pictures and top-1, by range, and the share of the largest class."""
     has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
     shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
     if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
@@ -148,7 +146,8 @@ def _measured(
             outputs = [np.asarray(model(batch, training=False), np.float32) for batch in fed]
             # Pictures with non-finite outputs have no class.
             right[input_range] = classes_of(np.concatenate(outputs)) == labels
-    return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
+    top1 = {input_range: float(np.mean(hits)) for input_range, hits in right.items()}
+    return right, top1, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
 
 
 def _is_clear(better: np.ndarray, than: np.ndarray) -> bool:

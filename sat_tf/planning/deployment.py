@@ -25,7 +25,7 @@ from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import LayerMessage, problems_of
 from sat_tf.planning.plan import Export
 from sat_tf.qat.inputs import norms_behind
-from sat_tf.qat.layout import arranged, in_inference, inner_layer, user_name
+from sat_tf.qat.layout import arranged, in_inference, inner_layer, is_norm, user_name
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
@@ -54,10 +54,6 @@ def preview(network: Network, placement: Placement) -> Network:
     return view
 
 
-def _is_norm(node: Node) -> bool:
-    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
-
-
 def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
     """Codes of the right number and shape for linear layers, which take next to no memory."""
     outlines = {}
@@ -71,7 +67,7 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
         channels = int(np.prod([shape[axis] for axis in axes]))
         # Channels with ranges of their own have scales of their own, and so have those whose
         # normalization is folded: its statistics, neutral before training, differ after it.
-        differ = quantizer.channels_differ or norms_behind(network, node, _is_norm)
+        differ = quantizer.channels_differ or norms_behind(network, node, is_norm)
         scales = np.linspace(1.0, 2.0, channels) if differ else np.ones(channels)
         inner_axes = [axis for axis, size in enumerate(shape) if axis not in axes and size > 1]
         codes = np.zeros((), np.int16)

@@ -1,7 +1,7 @@
 """The dry run: how `quantize_model` and the export will treat a model."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -49,21 +49,12 @@ _TAKEN = {
 }
 
 
-def input_lines(
-    network: Network, policy: BitPolicy, kept: Collection[str] = (), *, is_quantized: bool = False
-) -> tuple[str, ...]:
-    """Tells how each input is fed; the float form of a quantized model has its border already."""
-    as_it_is = {
-        name: f"{own_type(network[name])} as it is, which only layers left float read"
-        for name in kept
-    }
-    return tuple(
-        f"{name}: {as_it_is.get(name) or _line(network, name, policy, is_quantized)}"
-        for name in network.inputs
-    )
-
-
-def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) -> str:
+def _input_line(
+    network: Network, name: str, policy: BitPolicy, *, is_kept: bool, is_quantized: bool
+) -> str:
+    """Tells how an input is fed; the float form of a quantized model has its border already."""
+    if is_kept:
+        return f"{own_type(network[name])} as it is, which only layers left float read"
     input_type = policy.type_of(name)
     if input_type in _TAKEN:
         return _TAKEN[input_type]
@@ -401,8 +392,13 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         policy, _, of_inputs = completed(source.quantized, policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
-    kept_names = placement.roles.kept if placement is not None else ()
-    inputs = input_lines(source.network, policy, kept_names, is_quantized=is_quantized)
+    kept_names = placement.roles.kept if placement is not None else frozenset[str]()
+    fed = {
+        name: _input_line(
+            source.network, name, policy, is_kept=name in kept_names, is_quantized=is_quantized
+        )
+        for name in source.network.inputs
+    }
     problems = refused + problems
     named = by_layer(problems)
     name = source.network.name
@@ -411,23 +407,18 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         policy=policy,
         rows=(),
         problems=tuple(problems),
-        inputs=inputs,
-        kept=frozenset(kept_names),
+        inputs=tuple(f"{name}: {line}" for name, line in fed.items()),
+        kept=kept_names,
     )
     if placement is None:  # nothing could be decided
-        reason = "nothing is quantized, because of the problems of the model"
-        undecided: dict[str, Any] = {
-            "fate": Fate.FLOAT,
-            "export": Export.REFUSED,
-            "multiply_adds": None,
-            "bit_operations": None,
-        }
-        rows = [
-            _row(node, node.inputs, named[node.name], **undecided)
-            if node.name in named
-            else _row(node, node.inputs, (), reason=reason, **undecided)
-            for node in source.network
-        ]
+        undecided: dict[str, Any] = dict.fromkeys(("multiply_adds", "bit_operations"))
+        undecided |= {"fate": Fate.FLOAT, "export": Export.REFUSED}
+        rows = []
+        for node in source.network:
+            of_layer = named.get(node.name, ())
+            why = "nothing is quantized, because of the problems of the model"
+            reason = "" if of_layer else why
+            rows.append(_row(node, node.inputs, of_layer, reason=reason, **undecided))
         return dataclasses.replace(plan, rows=tuple(rows))
     view = preview(source.network, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)

@@ -22,7 +22,7 @@ from sat_tf.messages.progress_bar import image_bar
 from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import observe_pixels, warn_of_certainty
-from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
+from sat_tf.qat.layout import in_inference, inner_layer, is_norm, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import (
@@ -32,7 +32,6 @@ from sat_tf.qat.walk import (
     call_unrounded,
     each_part,
     float_weights,
-    is_norm,
     one_by_one,
     walk,
 )

@@ -271,6 +271,11 @@ def inner_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer.layer if isinstance(layer, QuantizedLayer) else layer
 
 
+def is_norm(node: Node) -> bool:
+    """Whether a node is a BatchNormalization, quantized or not."""
+    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
+
+
 def in_inference(network: Network) -> Network:
     """A network without the layers that act in training alone and hold no quantizer."""
     return network.without(

@@ -99,15 +99,10 @@ def place(
 ) -> Placement:
     """Decides the quantizers of a model; kernels are given if they are not the variables."""
     roles = find_roles(network, annotations, policy)
-    demands = find_demands(roles)
+    demands, given = find_demands(roles), kernels or {}
     if problems := [*roles.problems, *demands.problems]:
         raise PlacementError(network, problems)
-    return find_quantizers(roles, demands, kernels or {})
-
-
-def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) -> Placement:
-    """Finds the quantizers that meet the demands; kernels that are not given are the variables."""
-    network, policy, problems = roles.network, roles.policy, list[str]()
+    network = roles.network  # without layers that are identities in inference
 
     def is_norm(node: Node) -> bool:
         return roles.of[node.name] is Role.NORM
@@ -118,8 +113,8 @@ def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) 
     def kernel_at_start(name: str) -> Any:
         """The kernel of a linear layer as the quantized model starts with it, before rounding."""
         layer = network[name].layer
-        kernel = kernels.get(layer.name, layer_kinds.kernel_of(layer))
-        keeps = layer.name in kernels or policy.latent_start == "keep_function"
+        kernel = given.get(layer.name, layer_kinds.kernel_of(layer))
+        keeps = layer.name in given or policy.latent_start == "keep_function"
         if keeps or name not in weights:
             return kernel
         return weights[name].unrounded(tf.convert_to_tensor(kernel, tf.float32))

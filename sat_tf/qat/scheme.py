@@ -6,7 +6,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.graph import layer_kinds, operation_layers
+from sat_tf.graph import operation_layers
 from sat_tf.graph.network import (
     Network,
     check_model,
@@ -51,25 +51,19 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
 
     def get_quantize_registry(self) -> "SatQuantizeRegistry":
         """TFMOT's view of the table of supported layers."""
-        return SatQuantizeRegistry(self.policy)
+        return SatQuantizeRegistry()
 
 
 class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
     """TFMOT's view of the table of supported layers."""
-
-    def __init__(self, policy: BitPolicy) -> None:
-        self.policy = policy
 
     def supports(self, layer: keras.layers.Layer) -> bool:
         """False: TFMOT asks only about layers without an annotation, and these stay float."""
         return False
 
     def get_quantize_config(self, layer: keras.layers.Layer) -> configs.LayerConfig:
-        """The annotation a layer gets from the policy if it has none of its own."""
-        problem = layer_kinds.unsupported_problem(layer)
-        if problem:
-            raise ValueError(f"{layer.name}: {problem}.")
-        return configs.LayerConfig.from_policy(self.policy.at(layer.name))
+        """The annotation of a layer that has none of its own: all of it is as the policy says."""
+        return configs.LayerConfig()
 
 
 @for_keras3(by="quantized")

@@ -25,7 +25,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.images import Batch
 from sat_tf.qat.inputs import kept_inputs
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import inner_layer, is_norm
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.values import Function, SampledValues, itself
@@ -203,11 +203,6 @@ def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
     return {**node.arguments, **training_argument(node.layer.call, training)}
 
 
-def is_norm(node: Node) -> bool:
-    """Whether a node normalizes by moving statistics."""
-    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
-
-
 def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `measure` as a graph, traced once for all calls with arguments of the same shapes.
 
@@ -223,35 +218,6 @@ _AT_RANDOM = 8192
 _LARGEST = 2048
 # The values of which a copy is made at once.
 _BLOCK = 2**20
-
-
-class _Flat:
-    """All values of a batch in one row, which is never copied: it may be most of the memory."""
-
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self.parts = [array.reshape(-1) for array in arrays]
-        self.size = sum(array.size for array in self.parts)
-        # NaN where there is a NaN.
-        self.ends = (
-            float(np.min([np.min(part, initial=0.0) for part in self.parts])),
-            float(np.max([np.max(part, initial=0.0) for part in self.parts])),
-        )
-
-    def at(self, places: np.ndarray) -> np.ndarray:
-        """The values in some places."""
-        values, start = np.empty(places.shape, np.float32), 0
-        for array in self.parts:
-            is_inside = (places >= start) & (places < start + array.size)
-            values[is_inside] = array[places[is_inside] - start]
-            start += array.size
-        return values
-
-    def beyond(self, bound: float) -> np.ndarray:
-        """The values with a larger magnitude, in their order."""
-        pieces = (
-            part[at : at + _BLOCK] for part in self.parts for at in range(0, part.size, _BLOCK)
-        )
-        return np.concatenate([piece[np.abs(piece) > bound] for piece in pieces])
 
 
 @dataclasses.dataclass
@@ -273,25 +239,37 @@ class Sample:
 
     def take(self, parts: Sequence[tf.Tensor]) -> None:
         """Looks at one batch of the tensor, whose parts are one behind the other."""
-        batch = _Flat([np.asarray(chunk).astype(np.float32, copy=False) for chunk in parts])
-        if not np.all(np.isfinite(batch.ends)):
+        # The parts are never joined in one copy: a batch may be most of the memory.
+        arrays = [np.asarray(part).astype(np.float32, copy=False).reshape(-1) for part in parts]
+        size = sum(array.size for array in arrays)
+        # NaN where there is a NaN.
+        lowest = float(np.min([np.min(array, initial=0.0) for array in arrays]))
+        highest = float(np.max([np.max(array, initial=0.0) for array in arrays]))
+        if not np.all(np.isfinite((lowest, highest))):
             raise ValueError(
                 f"{self.name}: received NaN or infinite activations, expected finite ones; check "
                 "the images, and the weights and statistics of the layers before it."
             )
-        self.ends = min(self.ends[0], batch.ends[0]), max(self.ends[1], batch.ends[1])
-        if batch.size <= _AT_RANDOM + _LARGEST:
-            self._add(np.concatenate(batch.parts), 1.0)
+        self.ends = min(self.ends[0], lowest), max(self.ends[1], highest)
+        if size <= _AT_RANDOM + _LARGEST:
+            self._add(np.concatenate(arrays), 1.0)
             return
         # At random: an even stride would meet some channels again and again, others never.
-        positions = np.random.default_rng(len(self._pieces)).integers(0, batch.size, _AT_RANDOM)
-        values = batch.at(positions)
-        place = max(1, round(_AT_RANDOM * _LARGEST / batch.size))
+        positions = np.random.default_rng(len(self._pieces)).integers(0, size, _AT_RANDOM)
+        values, start = np.empty(positions.shape, np.float32), 0
+        for array in arrays:
+            is_inside = (positions >= start) & (positions < start + array.size)
+            values[is_inside] = array[positions[is_inside] - start]
+            start += array.size
+        place = max(1, round(_AT_RANDOM * _LARGEST / size))
         bound = np.partition(np.abs(values), -place)[-place]
-        tail = batch.beyond(bound)
+        blocks = (
+            array[at : at + _BLOCK] for array in arrays for at in range(0, array.size, _BLOCK)
+        )
+        tail = np.concatenate([block[np.abs(block) > bound] for block in blocks])
         body = values[np.abs(values) <= bound]
         self._add(tail, 1.0)
-        self._add(body, (batch.size - tail.size) / body.size)
+        self._add(body, (size - tail.size) / body.size)
 
     def _add(self, values: np.ndarray, count: float) -> None:
         self.file.seek(0, 2)  # to its end, where other samples may have written

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.observers import ImageQuantizer, InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import (
     FixedGridQuantizer,
     OffsetQuantizer,

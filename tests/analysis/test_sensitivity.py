@@ -89,12 +89,9 @@ def test_every_linear_layer_and_every_stream_has_a_row(found):
 
 def test_one_layer_loses_what_a_model_loses_in_which_it_alone_is_quantized(found, model, digits):
     images = digits.train_images[:128].astype(np.float32)
-    only = {
-        "weight_bits": None,
-        "activation_bits": None,
-        "overrides": {"narrow": {"weight_bits": 2}},
-    }
-    alone = sat_tf.quantize_model(model, BitPolicy(**only).of_one_kind())
+    floats = {"weight_bits": None, "activation_bits": None}
+    policy = BitPolicy(**floats, overrides={"narrow": {"weight_bits": 2}}).of_one_kind()
+    alone = sat_tf.quantize_model(model, policy)
     wanted, own = model(images).numpy(), alone(images).numpy()
     distance = np.linalg.norm(own - wanted) / np.linalg.norm(wanted)
     # Two ways to the same kernel: multiplied out here, by a gain there.
@@ -142,7 +139,7 @@ def test_fewer_bits_lose_more(found, model, digits):
     assert finer.together.divergence < found.together.divergence
 
 
-def test_a_softmax_counts_as_the_probabilities_it_gives():
+def test_a_softmax_counts_as_the_probabilities_it_gives_of_which_the_divergence_is():
     logits = float_models.build("plain")
     softmax = keras.Model(logits.input, L.Softmax(name="softmax")(logits.output))
     images = float_models.images(64)
@@ -152,9 +149,6 @@ def test_a_softmax_counts_as_the_probabilities_it_gives():
     assert one.distance != pytest.approx(other.distance, rel=1e-3)
     # Nothing says that these are classes: they may be landmarks.
     assert sat_tf.sensitivity(logits, images).together.divergence is None
-
-
-def test_divergence_is_that_of_the_probabilities():
     meter = DamageMeter(probabilities=False, classes=True)
     meter.add(np.array([[0.0, 0.0]]), np.log([[0.25, 0.75]]), None)
     wanted = 0.25 * np.log(0.5) + 0.75 * np.log(1.5)
@@ -203,13 +197,10 @@ def test_overrides_of_the_policy_are_kept(model, digits):
     assert BitPolicy.mobile(3, overrides=suggested)
 
 
-def _width(name, distance, size=1, bits=2):
-    damage = Damage(top1_drop=None, distance=distance, divergence=None)
-    return BitWidth(name, "weight_bits", bits, size, damage)
-
-
 def test_bits_go_where_they_save_most_for_their_number():
-    widths = [_width("small", 1.0, size=1), _width("large", 1.0, size=100)]
+    damage = Damage(top1_drop=None, distance=1.0, divergence=None)
+    sizes = {"small": 1, "large": 100}
+    widths = [BitWidth(name, "weight_bits", 2, size, damage) for name, size in sizes.items()]
     bits = within_average(widths, "distance", 2.06)
     assert list(bits.values()) == [8, 2]
     assert mean_bits(bits, "weight_bits") <= 2.06
@@ -218,7 +209,7 @@ def test_bits_go_where_they_save_most_for_their_number():
 # -- how it is shown ---------------------------------------------------------------------------
 
 
-def test_the_table_has_the_most_sensitive_layer_first(found):
+def test_tables_have_the_most_sensitive_layer_first_and_rows_say_what_was_measured(found):
     names = [layer.name for layer in found.ranked()]
     lost = [layer.damage.top1_drop for layer in found.ranked()]
     assert lost == sorted(lost, reverse=True)
@@ -228,9 +219,6 @@ def test_the_table_has_the_most_sensitive_layer_first(found):
     assert places == sorted(places)
     narrow = found.table(width=80)
     assert max(map(len, narrow.splitlines()[:-3])) <= 80
-
-
-def test_a_notebook_shows_the_most_sensitive_layer_first_and_rows_say_what_was_measured(found):
     html = found._repr_html_()
     places = [html.index(f"<td>{layer.name}</td>") for layer in found.ranked()]
     assert places == sorted(places)
@@ -312,7 +300,7 @@ def test_no_range_is_better_than_that_of_the_model(model, given):
     assert _measured(model, given).fitting is None
 
 
-def test_of_one_frequent_class_and_of_few_pictures_nothing_is_said():
+def test_of_one_frequent_class_of_few_pictures_and_of_no_classifier_nothing_is_said():
     labels = np.where(np.arange(len(LABELS)) < 100, 1, LABELS)
     image = keras.Input((8, 8, 3))
     model = keras.Model(image, keras.layers.Dense(3)(keras.layers.GlobalMaxPooling2D()(image)))
@@ -324,9 +312,6 @@ def test_of_one_frequent_class_and_of_few_pictures_nothing_is_said():
     assert found.top1[UNIT] > 0.7 > 0.2 > found.top1[PIXELS]
     assert found.fitting is None
     assert _measured(model_of_small_range(), PIXELS, PIXEL_VALUES[:4], LABELS[:4]).fitting is None
-
-
-def test_what_is_no_classifier_or_has_its_range_inside_or_no_labels_is_not_measured():
     image = keras.Input((8, 8, 3))
     mask = keras.Model(image, keras.layers.Conv2D(2, 1)(image))
     quantized = sat_tf.quantize_model(small_float_model())

@@ -1,3 +1,4 @@
+import fractions
 import functools
 import math
 
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import dorefa
+from sat_tf.core import grid as grids
 from sat_tf.core.dorefa import RESCALINGS
-from sat_tf.core.grid import GRIDS
+from sat_tf.core.grid import GRIDS, find_grid
 from tests import reference
 from tests.core.execution import MODES, array, draw, large_draw, tensor, value_and_gradients
 
@@ -41,11 +43,6 @@ KERNELS = hnp.arrays(
 )
 
 
-def _latent(clamped):
-    """Latent weights with these clamped values, whose largest magnitude is 1."""
-    return np.arctanh(0.6 * np.asarray(clamped, np.float64)).astype(np.float32)
-
-
 def test_clamped_weights_worked_by_hand():
     # tanh(ln 2) = (2 - 1/2)/(2 + 1/2) = 3/5, tanh(ln 3) = (3 - 1/3)/(3 + 1/3) = 4/5.
     latent = np.float32([-math.log(3), -math.log(2), 0.0, math.log(2), math.log(3)])
@@ -68,6 +65,10 @@ def test_the_gradient_of_the_clamp_worked_by_hand(mode):
         np.testing.assert_allclose(gradient, expected, atol=3e-7)
     _, detached = _clamp(latent, [1.0, 1.0], mode, detach_max=True)
     np.testing.assert_allclose(detached, [0.8, 0.45], atol=3e-7)
+    # Ties share the gradient of the maximum.
+    latent, upstream = np.float32([1.0, -1.0, 0.5]), np.float32([3.0, 5.0, 7.0])
+    _, gradient = _clamp(latent, upstream, mode)
+    np.testing.assert_allclose(gradient, reference.clamp_gradient(latent, upstream), rtol=1e-5)
 
 
 # Ŵ = -1, -0.5, -0.1, 0, 0.1, 0.5, 1 at every grid; 0 is a tie on the DoReFa grid and goes up.
@@ -92,7 +93,7 @@ def test_the_gradient_of_the_clamp_worked_by_hand(mode):
 def test_codes_worked_by_hand(name, bits, codes):
     # A last bit away from the tie the tie is meant for, in the direction the tie goes.
     clamped = np.array([-1, -0.5, -0.1, 0, 0.1, 0.5, 1]) + 1e-6 * np.array([0, 1, 0, 0, 0, 1, 0])
-    latent = _latent(clamped)
+    latent = np.arctanh(0.6 * clamped).astype(np.float32)
     assert array(dorefa.weight_codes(latent, bits, name)).tolist() == codes
     assert reference.weight_codes(latent, bits, name).tolist() == codes
     step = GRIDS[name].scale(bits)
@@ -164,24 +165,6 @@ def test_the_clamp_is_that_of_the_reference(latent, seed, detach_max):
     np.testing.assert_allclose(gradient[~near], expected[~near], atol=room)
 
 
-@pytest.mark.parametrize("detach_max", [False, True])
-def test_the_reference_gradient_is_the_slope_of_the_reference(detach_max):
-    latent, upstream = _kernel((2, 3), seed=3).astype(np.float64), _kernel((2, 3), seed=4)
-    maximum = np.abs(np.tanh(latent)).max()
-    slope = np.empty_like(latent)
-    for index in np.ndindex(*latent.shape):
-        moved = []
-        for move in (1e-6, -1e-6):
-            at = latent.copy()
-            at[index] += move
-            value = np.tanh(at) / maximum if detach_max else reference.clamp(at)
-            moved.append(np.sum(upstream * value))
-        slope[index] = (moved[0] - moved[1]) / 2e-6
-    np.testing.assert_allclose(
-        reference.clamp_gradient(latent, upstream, detach_max), slope, atol=1e-8
-    )
-
-
 @pytest.mark.thorough
 @settings(max_examples=300)
 @given(at=st.sampled_from(ROWS), latent=KERNELS)
@@ -236,21 +219,6 @@ def test_weights_next_to_zero_are_quantized_and_trained_like_others(size, name, 
         np.testing.assert_allclose(value[clear], expected[clear], atol=2e-7)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1, 1, 1), (2, 3, 4, 5, 6)])
-def test_kernels_have_any_shape(shape):
-    latent = np.full(shape, -0.3, np.float32)
-    value, gradient = _quantize(latent, 3)
-    assert value.shape == gradient.shape == shape
-    np.testing.assert_array_equal(value, np.full(shape, -1.0))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_ties_share_the_gradient_of_the_maximum(mode):
-    latent, upstream = np.float32([1.0, -1.0, 0.5]), np.float32([3.0, 5.0, 7.0])
-    _, gradient = _clamp(latent, upstream, mode)
-    np.testing.assert_allclose(gradient, reference.clamp_gradient(latent, upstream), rtol=1e-5)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("axes", [(), (1,)])
 def test_nan_stays_in_its_own_element_and_infinite_weights_are_ends(axes, mode):
@@ -283,6 +251,9 @@ def test_rescaled_weights_worked_by_hand():
     by_deviation = array(dorefa.rescale_factor(weights, 5, "stddev", latent))
     assert by_deviation == pytest.approx(math.sqrt(7.2), rel=1e-6)
     assert array(dorefa.rescale_factor(weights, 5, "none")) == 1.0
+    for dtype in ("float16", "bfloat16"):  # 2^-12 squared is below float16's smallest number
+        half = tensor(np.full([64, 64], 2.0**-12), dtype)
+        assert float(dorefa.rescale_factor(half, 4)) == 2.0**11
 
 
 @pytest.mark.parametrize("axes", [(3,), (-1,), (2, 3)])
@@ -300,10 +271,8 @@ def test_channels_with_maxima_of_their_own_get_their_own_size_back(axes):
     # Eq. 10 is about the whole layer.
     constant = dorefa.rescale_factor(weights, 9, "constant", range_axes=axes)
     assert array(constant) == array(dorefa.rescale_factor(weights, 9, "constant"))
-
-
-def test_a_channel_without_weights_keeps_its_size():
-    weights = np.array([[1.0, 0.0], [1.0, 0.0]], np.float32)
+    # A channel without weights keeps its size.
+    weights = np.float32([[1.0, 0.0], [1.0, 0.0]])
     factor = dorefa.rescale_factor(weights, 2, "stddev", 2.0 * weights, range_axes=(1,))
     assert array(factor).tolist() == [[2.0, 1.0]]
 
@@ -337,13 +306,6 @@ def test_the_factor_is_that_of_the_reference_and_carries_no_gradient(method, mod
     assert not latent_gradient.any()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_weights_are_rescaled_in_float32(dtype):
-    # 2^-12 squared is below float16's smallest number.
-    weights = tensor(np.full([64, 64], 2.0**-12), dtype)
-    assert float(dorefa.rescale_factor(weights, 4)) == 2.0**11
-
-
 @pytest.mark.parametrize("method", RESCALINGS)
 def test_nan_and_infinite_weights_have_no_part_in_the_factor(method):
     weights, latent = [0.5, -1.0, 0.25], [0.3, -2.0, 0.1]
@@ -366,29 +328,6 @@ def test_the_factor_is_positive_and_finite_whatever_the_latent_weights(method, w
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_gradient_without_size_includes_that_of_the_constant(mode):
-    weights = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    upstream = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
-
-    def rescaled(weights):
-        return dorefa.without_size(weights) * dorefa.rescale_factor(weights, 7)
-
-    value, found = value_and_gradients(rescaled, [weights], upstream, mode)
-    np.testing.assert_allclose(value, array(_rescaled(weights, 7)), rtol=1e-6)
-    expected = np.zeros_like(weights, np.float64)
-    wide = weights.astype(np.float64)
-    for place in np.ndindex(*weights.shape):  # by finite differences of Q / sqrt(n̂ mean(Q²))
-        sums = []
-        for step in (1e-6, -1e-6):
-            moved = wide.copy()
-            moved[place] += step
-            sums.append(np.sum(upstream * moved * reference.rescale_factor(moved, 7)))
-        expected[place] = (sums[0] - sums[1]) / 2e-6
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert abs(np.sum(found * weights)) < 1e-5
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_weights_without_size_have_no_gradient_along_them(mode):
     weights = np.float32([3.0, 4.0, np.nan, np.inf])
     upstream = np.float32([1.0, 0.0, 2.0, 5.0])
@@ -397,3 +336,109 @@ def test_weights_without_size_have_no_gradient_along_them(mode):
     np.testing.assert_allclose(gradient, [0.64, -0.48, 2.0, 5.0], rtol=1e-6)
     _, gradient = value_and_gradients(dorefa.without_size, [np.zeros(4, np.float32)], upstream)
     np.testing.assert_array_equal(gradient, upstream)
+
+
+# -- grids -----------------------------------------------------------------------------------------
+
+
+BITS = range(1, 9)
+
+
+# Worked by hand from the table at the top of the module: (name, bits, steps, step, codes).
+@pytest.mark.parametrize(
+    ("name", "bits", "steps", "step", "codes"),
+    [
+        ("dorefa", 1, 1, 1.0, [-1, 1]),
+        ("dorefa", 2, 3, 1 / 3, [-3, -1, 1, 3]),
+        ("dorefa", 3, 7, 1 / 7, [-7, -5, -3, -1, 1, 3, 5, 7]),
+        ("dorefa", 7, 127, 1 / 127, list(range(-127, 128, 2))),
+        ("dorefa", 8, 255, 1 / 255, list(range(-255, 256, 2))),
+        ("narrow", 2, 2, 1.0, [-1, 0, 1]),
+        ("narrow", 3, 6, 1 / 3, [-3, -2, -1, 0, 1, 2, 3]),
+        ("narrow", 4, 14, 1 / 7, list(range(-7, 8))),
+        ("narrow", 8, 254, 1 / 127, list(range(-127, 128))),
+        ("rounded", 2, 3, 0.5, [-2, -1, 0, 1]),
+        ("rounded", 8, 255, 1 / 128, list(range(-128, 128))),
+        ("modified", 2, 3, 0.5, [-2, -1, 0, 1]),
+        ("modified", 3, 7, 0.25, [-4, -3, -2, -1, 0, 1, 2, 3]),
+        ("nested", 1, 1, 0.5, [-1, 1]),
+        ("nested", 2, 3, 0.25, [-3, -1, 1, 3]),
+        ("nested", 7, 127, 1 / 128, list(range(-127, 128, 2))),
+    ],
+)
+def test_grids_have_the_steps_and_codes_of_the_table(name, bits, steps, step, codes):
+    row = GRIDS[name]
+    assert grids.levels(bits, name) == steps
+    assert row.scale(bits) == step
+    units = range(row.top(bits) + 1)
+    assert [row.codes_per_unit * n - row.code_offset(bits) for n in units] == codes
+    assert row.largest_code(bits) == max(abs(code) for code in codes)
+
+
+@pytest.mark.parametrize(("name", "bits"), ROWS)
+def test_a_code_times_the_step_is_the_value_of_its_integer(name, bits):
+    row = GRIDS[name]
+    divisor, top, _, per_unit = reference.GRIDS[name]
+    assert (row.divisor(bits), row.top(bits), row.codes_per_unit) == (
+        divisor(bits),
+        top(bits),
+        per_unit,
+    )
+    for n in range(row.top(bits) + 1):
+        above = fractions.Fraction(1, 2) if name == "nested" else 0
+        value = 2 * (n + above) / fractions.Fraction(row.divisor(bits)) - 1
+        code = row.codes_per_unit * n - row.code_offset(bits)
+        assert code * fractions.Fraction(2, row.divisor(bits) * row.codes_per_unit) == value
+
+
+def test_integers_of_the_nested_grid_are_the_upper_bits_of_those_at_more():
+    unit = np.linspace(0.0, 1.0, 10_001, dtype=np.float32)
+    at_8_bits = np.minimum(np.floor(unit * 256), 255).astype(int)
+    for bits in BITS:
+        row = GRIDS["nested"]
+        units = np.minimum(np.floor(unit * row.divisor(bits)), row.top(bits)).astype(int)
+        np.testing.assert_array_equal(units, at_8_bits >> (8 - bits))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_auto_is_the_grid_whose_codes_fit_int8(bits):
+    row = find_grid("auto", bits)
+    assert row.name == ("dorefa" if bits <= 7 else "narrow")
+    assert row.largest_code(bits) <= 127
+
+
+def test_ties_go_up():
+    x = np.float32([-np.inf, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf, np.nan])
+    rounded = array(grids.round_half_up(x))
+    np.testing.assert_array_equal(rounded, [-np.inf, -2, -1, 0, 1, 2, 3, np.inf, np.nan])
+
+
+# Worked by hand: the largest magnitude is code 127.
+@pytest.mark.parametrize(
+    ("values", "codes", "scale"),
+    [
+        ([127.0, -63.5, 0.5, -0.5], [127, -63, 1, 0], 1.0),
+        ([-0.254, 0.1, 0.0, 0.001], [-127, 50, 0, 1], 0.002),
+        ([0.0, 0.0, 1e-30, 0.0], [0, 0, 0, 0], 1.0),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_largest_magnitude_is_code_127_and_gradients_pass(values, codes, scale, mode):
+    found, of_one = map(array, grids.int8_codes(tensor(np.float32(values))))
+    np.testing.assert_array_equal(found, codes)
+    assert of_one == pytest.approx(scale)
+    upstream = np.float32([1.0, -2.0, 3.0, 0.5])
+    rounded, gradient = value_and_gradients(
+        grids.on_int8_codes, [np.float32(values)], upstream, mode=mode
+    )
+    np.testing.assert_array_equal(rounded, np.float32(codes) * of_one)
+    np.testing.assert_array_equal(gradient, upstream)
+
+
+@pytest.mark.thorough
+@given(hnp.arrays(np.float32, 8, elements=st.floats(-1e4, 1e4, width=32)))
+def test_rounding_is_to_a_nearest_integer(x):
+    rounded = array(grids.round_half_up(x))
+    assert (rounded == np.round(rounded)).all()
+    # x + 1/2 is itself rounded: by half a unit in its last place, 2^-11 below 2^14.
+    assert (abs(rounded.astype(np.float64) - x) <= 0.5 + 2.0**-11).all()

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from sat_tf.core import asymmetric, dorefa, lsq, on_keras, on_tensorflow, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS, Surrogate, scaled_gradient, straight_through
-from sat_tf.core.grid import GRIDS
 from tests import reference
 from tests.core.execution import draw, value_and_gradients
+from tests.core.test_dorefa import ROWS as WEIGHTS
 from tests.core.test_every_method import METHODS
+from tests.core.test_pact import QUANTIZERS, activations, clipped
+from tests.core.test_pact import ROWS as CLIPPED
 
-QUANTIZERS = {"activation": pact.quantize_activation, "stream": pact.quantize_stream}
-WEIGHTS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
-CLIPPED = [("activation", bits) for bits in range(1, 9)] + [("stream", b) for b in range(2, 9)]
 WAYS = {
     "eager": lambda function: function,
     "graph": tf.function,
@@ -29,20 +28,7 @@ WAYS = {
 }
 
 
-def _draw(shape=(4, 6, 6, 8), seed=0, deviation=2.0):
-    return draw(shape, seed, deviation)
-
-
-def _kernel(shape=(3, 3, 4, 5), seed=0):
-    return draw(shape, seed, 0.5)
-
-
-def _run(kind, x, level, bits, gradient="calibrated", upstream=None, mode="eager"):
-    def function(x, level):
-        return QUANTIZERS[kind](x, level, bits, gradient)
-
-    return value_and_gradients(function, [x, np.float32(level)], upstream, mode)
-
+_kernel = functools.partial(draw, deviation=0.5)
 
 # Each with a gradient of its own.
 FUNCTIONS = {
@@ -146,7 +132,7 @@ def test_the_fused_route_and_the_composed_one_agree_bit_by_bit(name, bits, monke
 @pytest.mark.parametrize("odd", [(), (np.nan, np.inf, -np.inf, 0.0, -0.0)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_own_forms_give_what_the_plain_ones_do(name, odd):
-    x, upstream = _draw((64, 8)), _draw((64, 8), seed=1)
+    x, upstream = draw((64, 8), 0, 2.0), draw((64, 8), 1, 2.0)
     x.flat[: len(odd)] = odd
     value, gradient = value_and_gradients(FUNCTIONS[name], [x], upstream)
     expected, wanted = value_and_gradients(FUNCTIONS[name], [x], upstream, "plain")
@@ -168,7 +154,7 @@ def test_the_kernel_and_the_composed_route_agree_bit_by_bit(at, level, seed):
     kind, bits = at
     signed = kind == "stream"
     steps = 2**bits - (2 if signed else 1)
-    x = _draw((512,), seed, deviation=level)
+    x = draw(512, seed, level)
     # Ties and their neighbours, where a last bit decides.
     ties = (np.arange(-steps, steps) + 0.5) * (level * (2 if signed else 1) / steps)
     ties = ties.astype(np.float32)
@@ -183,10 +169,10 @@ def test_the_kernel_and_the_composed_route_agree_bit_by_bit(at, level, seed):
 @pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize(("kind", "bits"), CLIPPED)
 def test_both_routes_have_the_same_gradients(kind, bits, gradient, monkeypatch):
-    x, upstream = _draw((2, 32, 32, 8)), _draw((2, 32, 32, 8), seed=1)
-    fused = _run(kind, x, 2.7, bits, gradient, upstream)
+    x, upstream = (draw((2, 32, 32, 8), seed, 2.0) for seed in range(2))
+    fused = clipped(kind, x, 2.7, bits, gradient, upstream)
     monkeypatch.setattr(on_tensorflow, "compiles_with_xla", lambda: True)
-    composed = _run(kind, x, 2.7, bits, gradient, upstream)
+    composed = clipped(kind, x, 2.7, bits, gradient, upstream)
     np.testing.assert_array_equal(fused[0], composed[0])
     np.testing.assert_array_equal(fused[1], composed[1])
     # The two sums of 16384 products run in another order.
@@ -196,16 +182,16 @@ def test_both_routes_have_the_same_gradients(kind, bits, gradient, monkeypatch):
 @pytest.mark.parametrize("level", [0.77, 2.7, 3.1])
 @pytest.mark.parametrize(("kind", "bits"), CLIPPED)
 def test_xla_gives_the_same_bits(kind, bits, level):
-    x = _draw((64, 256))
-    value, inside, _ = _run(kind, x, level, bits)
-    compiled, compiled_inside, _ = _run(kind, x, level, bits, mode="xla")
+    x = draw((64, 256), 0, 2.0)
+    value, inside, _ = clipped(kind, x, level, bits)
+    compiled, compiled_inside, _ = clipped(kind, x, level, bits, mode="xla")
     np.testing.assert_array_equal(compiled, value)
     np.testing.assert_array_equal(compiled_inside, inside)
 
 
 @pytest.mark.parametrize("shape", [[None, None, None, 8], [None, 6, 6, 8], None])
 def test_shapes_need_not_be_known_in_a_graph(shape):
-    x, upstream = _draw(), _draw(seed=1)
+    x, upstream = activations(), activations(seed=1)
 
     @tf.function(input_signature=[tf.TensorSpec(shape), tf.TensorSpec(shape)])
     def run(x, upstream):
@@ -216,62 +202,9 @@ def test_shapes_need_not_be_known_in_a_graph(shape):
         return [value, *tape.gradient(value, [x, level], upstream)]
 
     for found, wanted in zip(
-        run(x, upstream), _run("activation", x, 2.7, 4, upstream=upstream), strict=True
+        run(x, upstream), clipped("activation", x, 2.7, 4, upstream=upstream), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mode", WAYS)
-def test_levels_and_kernels_may_be_variables(mode):
-    level, kernel = tf.Variable(2.7), tf.Variable(_kernel())
-    x = tf.constant(_draw())
-
-    def run():
-        with tf.GradientTape() as tape:
-            values = pact.quantize_activation(x, level, 4), dorefa.quantize_weights(kernel, 3)
-        return *values, *tape.gradient(values, [level, kernel])
-
-    value, weights, by_level, by_kernel = WAYS[mode](run)()
-    expected = _run("activation", x, 2.7, 4, mode=mode)
-    wanted = value_and_gradients(lambda w: dorefa.quantize_weights(w, 3), [_kernel()], mode=mode)
-    np.testing.assert_array_equal(value, expected[0])
-    np.testing.assert_allclose(by_level, expected[2], rtol=1e-5)
-    np.testing.assert_array_equal(weights, wanted[0])
-    np.testing.assert_allclose(by_kernel, wanted[1], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.thorough
-def test_replicas_together_have_the_gradient_of_the_whole_batch(replicas):
-    x, upstream = _draw((4, 6, 6, 8)), _draw((4, 6, 6, 8), seed=1)
-    share = len(x) // replicas.num_replicas_in_sync
-    with replicas.scope():
-        level = tf.Variable(2.7)
-
-    @tf.function
-    def step(index):
-        def in_replica(index):
-            mine = slice(index * share, (index + 1) * share)
-            part = tf.constant(x)[mine]
-            with tf.GradientTape() as tape:
-                tape.watch(part)
-                value = pact.quantize_activation(part, level, 4)
-            return [value, *tape.gradient(value, [part, level], tf.constant(upstream)[mine])]
-
-        value, inside, gradient = replicas.run(in_replica, args=(index,))
-        return (
-            replicas.gather(value, axis=0),
-            replicas.gather(inside, axis=0),
-            replicas.reduce("SUM", gradient, axis=None),
-        )
-
-    index = replicas.experimental_distribute_values_from_function(
-        lambda context: tf.constant(context.replica_id_in_sync_group)
-    )
-    found = step(index)
-    wanted = _run("activation", x, 2.7, 4, upstream=upstream)
-    np.testing.assert_array_equal(found[0], wanted[0])
-    np.testing.assert_array_equal(found[1], wanted[1])
-    np.testing.assert_allclose(found[2], wanted[2], rtol=1e-4)
 
 
 def test_the_factor_of_images_of_any_size_is_counted_when_they_come():
@@ -344,28 +277,18 @@ def test_the_normalized_tensor_is_not_read_by_the_backward_pass(quantizer):
     assert _readers(forward.outputs[0]) == {"FakeQuantWithMinMaxVars"}
 
 
-def test_it_is_computed_again_when_its_gradient_is_there():
+def test_it_is_computed_again_when_its_gradient_is_there_but_by_xla_and_accelerators(monkeypatch):
     _, graph = _gradients(_norm(), pact.quantize_activation, "calibrated", True)
     ((awaited,),) = [op.control_inputs for op in _recomputed(graph)]
-    needed = [awaited]
-    for op in needed:  # which grows
-        needed += {tensor.op for tensor in op.inputs} - {*needed}
-    assert "seed" in {op.name for op in needed}
+    assert "seed" in {op.name for op in _ancestors(awaited)}
+    for asked in "compiles_with_xla", "has_accelerator":
+        with monkeypatch.context() as patch:
+            patch.setattr(on_tensorflow, asked, lambda: True)
+            _, graph = _gradients(_norm(), pact.quantize_activation, "calibrated", True)
+            assert not _recomputed(graph)
 
 
-def test_what_no_batch_normalization_puts_out_is_kept():
-    x = tf.constant([1.0, 2.0])
-
-    @tf.function
-    def kept(x):
-        doubled = 2.0 * x
-        return tf.constant(on_tensorflow.computed_again(doubled, doubled) is doubled)
-
-    assert kept(x)
-    assert on_tensorflow.computed_again(x, x) is x  # eager
-
-
-def test_half_floats_and_statistics_are_kept():
+def test_half_floats_statistics_and_what_no_batch_normalization_puts_out_are_kept():
     norm, in_half = _norm(), _norm(dtype="mixed_float16")
 
     @tf.function
@@ -378,20 +301,14 @@ def test_half_floats_and_statistics_are_kept():
             on_tensorflow.normalization_of(normalized),
             on_tensorflow.normalization_of(op.outputs[1]),
         )
+        assert on_tensorflow.computed_again(half, half) is half
         return [
             tf.constant(each is not None) for each in (on_tensorflow.normalization_of(half), *seen)
         ]
 
-    flags = found(tf.zeros([2, 6, 5, 3]))
-    assert [bool(flag) for flag in flags] == [False, True, False]
-
-
-def test_xla_and_accelerators_keep_everything(monkeypatch):
-    for asked in "compiles_with_xla", "has_accelerator":
-        with monkeypatch.context() as patch:
-            patch.setattr(on_tensorflow, asked, lambda: True)
-            _, graph = _gradients(_norm(), pact.quantize_activation, "calibrated", True)
-            assert not _recomputed(graph)
+    images = tf.zeros([2, 6, 5, 3])
+    assert [bool(flag) for flag in found(images)] == [False, True, False]
+    assert on_tensorflow.computed_again(images, images) is images  # eager
 
 
 def _norms(graph):

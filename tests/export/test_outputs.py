@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import json
 
 import numpy as np
 import pytest
@@ -190,13 +189,6 @@ def test_accuracy_and_outputs_are_those_of_the_float_file(tmp_path, kind):
     found = verify_file(paths[kind], PIXELS, labels, progress=False)
     assert found.top1["tflite"] == expected.top[1]
     assert found.codes_differing == 0
-
-
-def test_float_files_say_nothing_of_it_and_files_that_say_nothing_are_float():
-    assert "output_type" not in json.loads(FileSettings().to_json({}))
-    for kind in INTEGERS:
-        settings = FileSettings(output_type=kind)
-        assert FileSettings.of_file(json.loads(settings.to_json({})), "file") == settings
 
 
 def test_kernels_that_may_end_their_process_on_many_classes_are_left_out(path):

@@ -9,7 +9,6 @@ import sat_tf
 from sat_tf.graph.flatten import flatten, flattened
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import network_of_layers
-from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
 from tests.qat.models import nested_models
@@ -24,9 +23,30 @@ def _names(model):
     return [layer.name for layer in model.layers]
 
 
-@pytest.mark.parametrize("name", [n for n in nested_models.MODELS if n != "partly_normalized"])
+def _with_named_inputs():
+    first, second = keras.Input((8, 8, 3), name="first"), keras.Input((8, 8, 3), name="second")
+    difference = L.Subtract(name="minus")([first, second])
+    inner = keras.Model({"y": first, "x": second}, difference, name="inner")
+    image = keras.Input((8, 8, 3), name="image")
+    return keras.Model(image, inner({"x": image, "y": L.Conv2D(3, 1, name="more")(image)}))
+
+
+def _with_an_adapted_normalization():
+    norm = L.Normalization(name="norm")
+    norm.adapt(nested_models.images())
+    return keras.Sequential([L.Input((8, 8, 3)), keras.Sequential([norm], name="front")])
+
+
+NESTED = {
+    **nested_models.MODELS,
+    "named inputs": _with_named_inputs,
+    "adapted": _with_an_adapted_normalization,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NESTED if name != "partly_normalized"])
 def test_a_flat_model_computes_the_same_bits(name):
-    model, images = nested_models.MODELS[name](), nested_models.images()
+    model, images = NESTED[name](), nested_models.images()
     config, weights = model.get_config(), model.get_weights()
     flat = flatten(model)
     np.testing.assert_array_equal(flat(images), model(images))
@@ -159,12 +179,9 @@ def test_a_repeated_vector_is_a_sequence_made_longer():
     assert sat_tf.quantize_model(model, 8).output_shape == (None, 3, 2)
 
 
-def test_a_model_that_is_flat_is_returned_as_it_is():
+def test_names_are_the_way_to_a_layer_and_a_flat_model_is_returned_as_it_is():
     for model in (float_models.build("mobile_block"), nested_models.partly_normalized()):
         assert flatten(model) is model
-
-
-def test_names_are_the_way_to_a_layer():
     assert _names(flatten(nested_models.nested())) == [
         *("image", "backbone/conv", "backbone/conv_bn", "backbone/conv_relu"),
         *("backbone/block/conv", "backbone/block/bn", "backbone/block/relu", "conv", "conv_bn"),
@@ -174,16 +191,13 @@ def test_names_are_the_way_to_a_layer():
     assert _names(flat)[1:4] == ["middle/inner/conv", "middle/inner/relu", "middle/conv"]
 
 
-def test_the_outer_layer_keeps_its_name_where_two_would_have_one():
+def test_the_outer_layer_keeps_its_name_and_layers_without_weights_are_one_for_each_call():
     image = keras.Input((8, 8, 3), name="image")
     tensor = L.Conv2D(4, 3, name="backbone/conv")(nested_models.backbone()(image))
     found = flattened(keras.Model(image, L.Flatten(name="flatten")(tensor)))
     assert _names(found.model)[1] == "backbone/conv_2"
     assert found.origins["backbone/conv_2"] == "backbone/conv"
     assert found.model.get_layer("backbone/conv").kernel.shape[2] == 4
-
-
-def test_layers_without_weights_are_one_for_each_call():
     found = flattened(nested_models.shared())
     names = [name for name, origin in found.origins.items() if origin in ("relu", "mix")]
     assert names == ["relu", "relu_2", "mix", "mix_activation", "mix_activation_2"]
@@ -191,7 +205,7 @@ def test_layers_without_weights_are_one_for_each_call():
     assert {"conv", "conv@2", "norm@2", "mix@2", "plain@2"} <= set(nodes)
 
 
-def test_training_is_handed_down_to_the_layers_of_a_nested_model():
+def test_training_is_handed_down_to_nested_layers_and_what_is_frozen_stays_frozen():
     images = nested_models.images()
     model = nested_models.nested(training=False)
     flat = flatten(model)
@@ -200,9 +214,6 @@ def test_training_is_handed_down_to_the_layers_of_a_nested_model():
     network = Network(flat)
     assert network["backbone/block/bn"].arguments == {"training": False}
     assert network["conv_bn"].arguments == {}
-
-
-def test_what_is_frozen_stays_frozen():
     model = nested_models.nested(frozen=True)
     frozen = {layer.name for layer in flatten(model).layers if not layer.trainable}
     assert frozen == {name for name in _names(flatten(model)) if name.startswith("backbone/")}
@@ -222,27 +233,6 @@ def test_inputs_and_outputs_keep_their_structure():
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
-def test_a_model_with_named_inputs_can_be_nested():
-    first, second = keras.Input((4, 4, 3), name="first"), keras.Input((4, 4, 3), name="second")
-    difference = L.Subtract(name="minus")([first, second])
-    inner = keras.Model({"y": first, "x": second}, difference, name="inner")
-    image = keras.Input((4, 4, 3), name="image")
-    more = L.Conv2D(3, 1, name="more")(image)
-    model = keras.Model(image, inner({"x": image, "y": more}))
-    images = nested_models.images(size=4)
-    np.testing.assert_array_equal(flatten(model)(images), model(images))
-
-
-def test_the_mean_of_an_adapted_normalization_is_kept():
-    norm = L.Normalization(name="norm")
-    norm.adapt(nested_models.images())
-    inner = keras.Sequential([norm], name="front")
-    image = keras.Input((8, 8, 3), name="image")
-    model = keras.Model(image, L.Flatten(name="flatten")(inner(image)))
-    images = nested_models.images()
-    np.testing.assert_array_equal(flatten(model)(images), model(images))
-
-
 SLOW = ("nested_in_a_sequential", "partly_normalized", "shared_backbone")
 
 
@@ -257,9 +247,12 @@ def test_a_quantized_model_keeps_the_function(name):
     assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
 
 
-def test_overrides_name_the_layers_of_nested_models():
-    policy = BitPolicy.mobile(4, overrides={"backbone/block/*": {"weight_bits": 2}})
-    quantized = sat_tf.quantize_model(nested_models.nested(), policy)
+def test_overrides_name_the_layers_of_nested_models_which_keep_their_kernels():
+    policy = BitPolicy.paper(4, overrides={"backbone/block/*": {"weight_bits": 2}})
+    model = nested_models.nested()
+    quantized = sat_tf.quantize_model(model, policy)
+    kernel = flatten(model).get_layer("backbone/conv").kernel
+    np.testing.assert_array_equal(quantized.get_layer("quant_backbone/conv").layer.kernel, kernel)
     conv = quantized.get_layer("quant_backbone/block/conv")
     assert conv.quantize_config.weights.num_bits == 2
     assert quantized.get_layer("quant_conv").quantize_config.weights.num_bits == 4
@@ -278,19 +271,7 @@ def test_a_frozen_backbone_has_nothing_to_train_and_is_in_inference():
     for variable in quantized.variables:
         if variable.name in before:
             np.testing.assert_array_equal(variable, before[variable.name])
-
-
-def test_a_frozen_model_thaws_with_its_clipping_levels():
-    quantized = sat_tf.quantize_model(nested_models.nested(frozen=True), BitPolicy.mobile(4))
     relu = quantized.get_layer("quant_backbone/conv_relu")
     assert not relu.trainable_weights
-    quantized.trainable = True
+    quantized.trainable = True  # it thaws with its clipping levels
     assert [v.name for v in relu.trainable_weights] == ["quant_backbone/conv_relu/clipping_level:0"]
-
-
-def test_inner_layers_are_those_of_the_flat_model():
-    model = nested_models.nested()
-    quantized = sat_tf.quantize_model(model, BitPolicy.paper(4))
-    flat = flatten(model)
-    kernel = inner_layer(quantized.get_layer("quant_backbone/conv")).kernel
-    np.testing.assert_array_equal(kernel, flat.get_layer("backbone/conv").kernel)

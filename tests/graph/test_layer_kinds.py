@@ -3,8 +3,10 @@
 import dataclasses
 import itertools
 import math
+import operator
 import pkgutil
 
+import keras as keras3  # noqa: TID251 -- layers go to it and come back
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +19,7 @@ from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.layers.kind import Keras3, KernelForm, LayerKind, Role
 from sat_tf.graph.layers.movements import one_move
 from sat_tf.graph.network import Network
+from sat_tf.keras3.placed import placed
 from sat_tf.planning.deployment import multiply_adds
 from sat_tf.training.audit.kappa import linear_calls, read_through
 from tests.export.proofs import calibrated, proved
@@ -38,8 +41,7 @@ def test_no_layer_kind_has_a_row_in_two_families():
     assert not any(twice), twice
 
 
-def name_of(kind):
-    return kind.__name__
+name_of = operator.attrgetter("__name__")
 
 
 def rank_of(kind):
@@ -153,7 +155,6 @@ def test_a_linear_layer_is_placed_explained_and_lowered_without_a_differing_code
 
 @pytest.mark.parametrize("kind", LINEAR, ids=name_of)
 def test_a_linear_layer_goes_to_keras_3_and_comes_back(kind):
-    keras3 = pytest.importorskip("keras")
     row = KINDS[kind]
     assert layer_kinds.class_of_keras3(row.keras3.name or kind.__name__) is kind
     names = {"filters", "units", "kernel_size", "depth_multiplier"}
@@ -222,24 +223,15 @@ class OwnConvolution(L.Conv2D):
     """A class of a user's own, of which sat-tf has a row in these tests alone."""
 
 
-@pytest.fixture
-def toy(monkeypatch):
+def test_one_row_is_all_that_a_linear_layer_of_a_new_kind_needs(monkeypatch, tmp_path):
     row = dataclasses.replace(KINDS[L.Conv2D], keras3=Keras3(name="Conv2D", channels_last=True))
     monkeypatch.setitem(KINDS, OwnConvolution, row)
-    return OwnConvolution
-
-
-def test_one_row_is_all_that_a_linear_layer_of_a_new_kind_needs(toy, tmp_path):
-    layer = toy(5, 3, activation="swish", name="toy")
-    model = model_of(layer, (8, 6, CHANNELS))
+    model = model_of(OwnConvolution(5, 3, activation="swish", name="toy"), (8, 6, CHANNELS))
     plan = {row.name: row for row in sat_tf.explain(model, sat_tf.BitPolicy.mobile(4)).layers}
     assert plan["toy"].kind == "OwnConvolution"
     assert plan["toy"].multiply_adds == 6 * 4 * 9 * CHANNELS * 5
     assert {row.name: row.fan_in for row in sat_tf.audit(model).layers}["toy"] == 9 * CHANNELS
     quantized = integer(model, tmp_path / "model.tflite")
-    pytest.importorskip("keras")
-    from sat_tf.keras3.placed import placed
-
     assert type(placed(quantized, {})[0].get_layer("quant_toy").layer).__name__ == "Conv2D"
 
 
@@ -267,37 +259,31 @@ def test_without_a_row_a_layer_is_refused_and_a_subclass_only_counted():
     assert "received Swapped" in layer_kinds.unsupported_problem(Swapped())
 
 
-@pytest.mark.parametrize(
-    ("layer", "role"),
-    [
-        (L.ReLU(), Role.RECTIFIER),
-        (L.ReLU(6.0), Role.RECTIFIER),
-        (L.ReLU(negative_slope=0.1), Role.FUNCTION),
-        (L.Activation("relu"), Role.RECTIFIER),
-        (L.Activation(tf.nn.relu6), Role.RECTIFIER),
-        (L.Activation("softmax"), Role.SOFTMAX),
-        (L.Activation("linear"), Role.IDENTITY),
-        (L.Activation("sigmoid"), Role.FUNCTION),
-        (L.Softmax(), Role.SOFTMAX),
-        (L.Dropout(0.5), Role.IDENTITY),
-        (L.Conv2D(4, 3, groups=2), Role.LINEAR),
-        (L.Subtract(), Role.SUM),
-        (L.Multiply(), Role.PRODUCT),
-        (L.Maximum(), Role.CONCATENATION),
-        (L.UpSampling2D(), Role.MOVEMENT),
-        (L.UpSampling2D(interpolation="bilinear"), Role.FUNCTION),
-        (L.Resizing(4, 4), Role.FUNCTION),
-        (L.Resizing(4, 4, "nearest"), Role.MOVEMENT),
-        (L.Resizing(4, 4, "nearest", crop_to_aspect_ratio=True), Role.FUNCTION),
-        (own.Scaling("x * c", 2.0), Role.SCALING),
-        (own.ChannelMean(), Role.MEAN),
-        (own.ConstantSum([[1.0]]), Role.SUM),
+ROLES = {
+    Role.RECTIFIER: [L.ReLU(), L.ReLU(6.0), *map(L.Activation, ("relu", tf.nn.relu6))],
+    Role.FUNCTION: [
+        *(L.ReLU(negative_slope=0.1), L.Activation("sigmoid"), L.Resizing(4, 4)),
+        L.Resizing(4, 4, "nearest", crop_to_aspect_ratio=True),
+        L.UpSampling2D(interpolation="bilinear"),
     ],
-)
-def test_the_role_of_a_layer_is_that_of_its_kind_and_settings(layer, role):
-    assert layer_kinds.role_of(layer) is role
-    assert layer_kinds.unsupported_problem(layer) is None
-    assert type(layer).__name__ in layer_kinds.supported_names()
+    Role.SOFTMAX: [L.Activation("softmax"), L.Softmax()],
+    Role.IDENTITY: [L.Activation("linear"), L.Dropout(0.5)],
+    Role.LINEAR: [L.Conv2D(4, 3, groups=2)],
+    Role.SUM: [L.Subtract(), own.ConstantSum([[1.0]])],
+    Role.PRODUCT: [L.Multiply()],
+    Role.CONCATENATION: [L.Maximum()],
+    Role.MOVEMENT: [L.UpSampling2D(), L.Resizing(4, 4, "nearest")],
+    Role.SCALING: [own.Scaling("x * c", 2.0)],
+    Role.MEAN: [own.ChannelMean()],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_role_of_a_layer_is_that_of_its_kind_and_settings(role):
+    for layer in ROLES[role]:
+        assert layer_kinds.role_of(layer) is role
+        assert layer_kinds.unsupported_problem(layer) is None
+        assert type(layer).__name__ in layer_kinds.supported_names()
 
 
 def test_the_last_axis_of_a_normalization_may_be_counted_from_the_front():

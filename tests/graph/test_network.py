@@ -1,4 +1,5 @@
 import functools
+import warnings
 import weakref
 
 import numpy as np
@@ -12,6 +13,7 @@ from sat_tf.graph import network as network_module
 from sat_tf.graph import rewrite
 from sat_tf.graph.network import Network, check_model
 from sat_tf.qat import layout, scheme
+from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
 
 L = keras.layers
@@ -26,16 +28,13 @@ def image():
     return keras.Input((8, 8, 3), name="image")
 
 
-def test_nodes_come_after_what_they_read():
+def test_nodes_come_after_what_they_read_and_edges_are_known_in_both_directions():
     network = Network(float_models.build("mobile_block"))
     seen = set()
     for node in network:
         assert set(node.inputs) <= seen
         seen.add(node.name)
     assert (network.input, network.output) == ("image", "classifier")
-
-
-def test_edges_are_known_in_both_directions():
     network = Network(float_models.build("mobile_block"))
     assert [node.name for node in network.consumers("project_bn")] == ["expand", "add"]
     assert network["add"].inputs == ("project_bn", "again_bn")
@@ -63,23 +62,21 @@ def test_tensors_are_computed_in_inference_and_kept_until_they_have_been_read():
     assert network.last_read_by(network["again"]) == {"expand_relu"}
 
 
-def test_call_arguments_are_kept():
+def test_call_arguments_are_kept_and_a_sequential_model_has_an_input():
     network = Network(float_models.build("frozen_normalization"))
     assert network["a_bn"].arguments == {"training": False}
+    network = Network(float_models.sequential_built_later())
+    assert network.input == "conv_input"
+    assert network["conv"].inputs == ("conv_input",)
 
 
-def test_a_node_calls_another_layer_as_it_calls_its_own(image):
+def test_a_node_calls_another_layer_as_it_calls_its_own_and_an_operation_is_one(image):
     network = _of(L.Add(name="add")([L.Conv2D(3, 1, name="a")(image), image]), image)
     total = network["add"].call(L.Add(), [np.ones((1, 2)), np.ones((1, 2))])
     assert total.numpy().tolist() == [[2.0, 2.0]]
     lone = _of(L.Average(name="mean")([image]), image)["mean"]
     assert lone.takes_list
-
-
-def test_a_sequential_model_has_an_input():
-    network = Network(float_models.sequential_built_later())
-    assert network.input == "conv_input"
-    assert network["conv"].inputs == ("conv_input",)
+    assert not _of(tf.nn.relu(image), image).problems
 
 
 def test_layers_that_are_read_from_inside_a_larger_model_are_not_seen(image):
@@ -88,7 +85,7 @@ def test_layers_that_are_read_from_inside_a_larger_model_are_not_seen(image):
     assert [node.name for node in _of(hidden, image)] == ["image", "a"]
 
 
-def test_a_layer_called_twice_has_two_nodes(image):
+def test_a_layer_called_twice_has_two_nodes_counted_along_the_arguments(image):
     layer = L.Conv2D(3, 3, padding="same", name="twice")
     network = _of(layer(layer(image)), image)
     assert [node.name for node in network] == ["image", "twice", "twice@2"]
@@ -97,9 +94,6 @@ def test_a_layer_called_twice_has_two_nodes(image):
     assert network.is_shared("twice")
     assert not network.is_shared("image")
     assert not network.problems
-
-
-def test_calls_are_counted_along_the_arguments_whatever_stands_between(image):
     layer, relu = L.Conv2D(3, 1, name="twice"), L.ReLU(name="relu")
     # The second summand is as deep as the first, or deeper.
     for second in (relu(image), relu(L.ReLU(name="more")(image))):
@@ -118,10 +112,6 @@ def test_several_inputs_and_outputs_keep_their_order_and_structure(image):
     assert again.name == model.name
     assert [tensor.name for tensor in again.inputs] == ["other", "image"]
     assert set(again.output) == {"a", "b"}
-
-
-def test_an_operation_on_one_tensor_is_none(image):
-    assert not _of(tf.nn.relu(image), image).problems
 
 
 def test_readers_of_a_layer_are_its_only_ones_if_they_read_nothing_else(image):
@@ -151,9 +141,7 @@ def test_models_inside_are_read_through(image):
     assert network.outputs == ("inner@2/relu",)
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """Calls a function, and says how many networks it has made and models it has checked."""
+def test_a_model_is_read_once(monkeypatch, tmp_path):
     calls, begin = [], Network.__init__
 
     def made(self, *args, **options):
@@ -164,31 +152,68 @@ def counted(monkeypatch):
         calls.append("checked")
         check_model(model)
 
+    def counted(function, *args, **options):
+        """How many networks a function makes, and how many models it checks."""
+        calls.clear()
+        results.append(function(*args, **options))
+        return calls.count("made"), calls.count("checked")
+
     monkeypatch.setattr(Network, "__init__", made)
     for module in (network_module, rewrite, scheme, layout):
         monkeypatch.setattr(module, "check_model", checked)
-
-    def count(function, *args, **options):
-        calls.clear()
-        result = function(*args, **options)
-        return result, (calls.count("made"), calls.count("checked"))
-
-    return count
-
-
-def test_a_model_is_read_once(counted, tmp_path):
     # A network is made of the user's model, and of each model that is built from it; so are checks.
-    model, path = float_models.build("mobile_block"), tmp_path / "model.tflite"
+    model, path, results = float_models.build("mobile_block"), tmp_path / "model.tflite", []
     images = (8 * np.arange(2 * 8 * 8 * 3).reshape(2, 8, 8, 3) % 256).astype(np.uint8)
-    assert counted(sat_tf.explain, model)[1] == (1, 2)
-    quantized, counts = counted(sat_tf.quantize_model, model)
-    assert counts == (1, 2)
-    assert counted(sat_tf.calibrate, quantized, images)[1] == (1, 1)
-    assert counted(sat_tf.explain, quantized)[1] == (2, 2)
-    assert counted(sat_tf.export_tflite, quantized, path)[1] == (1, 1)
+    assert counted(sat_tf.explain, model) == (1, 2)
+    assert counted(sat_tf.quantize_model, model) == (1, 2)
+    quantized = results[-1]
+    assert counted(sat_tf.calibrate, quantized, images) == (1, 1)
+    assert counted(sat_tf.explain, quantized) == (2, 2)
+    assert counted(sat_tf.export_tflite, quantized, path) == (1, 1)
     verify = functools.partial(sat_tf.verify_tflite, quantized, path, images, progress=False)
-    assert counted(verify)[1] == (1, 1)
-    assert counted(verify, float_model=model)[1] == (2, 3)
+    assert counted(verify) == (1, 1)
+    assert counted(verify, float_model=model) == (2, 3)
     annotated = tfmot.quantization.keras.quantize_annotate_model(model)
-    assert counted(sat_tf.explain, annotated)[1] == (1, 1)
-    assert counted(sat_tf.quantize_model, annotated)[1] == (2, 4)  # TFMOT builds another one
+    assert counted(sat_tf.explain, annotated) == (1, 1)
+    assert counted(sat_tf.quantize_model, annotated) == (2, 4)  # TFMOT builds another one
+
+
+# -- pruned models ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stripped():
+    model = float_models.build("without_normalization")
+    schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0, frequency=1)
+    pruned = tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=schedule)
+    pruned.compile(keras.optimizers.SGD(0.0), "mse")  # as if training had ended
+    step = tfmot.sparsity.keras.UpdatePruningStep()
+    pruned.fit(float_models.images(8), np.zeros((8, 5)), verbose=0, callbacks=[step])
+    model = tfmot.sparsity.keras.strip_pruning(pruned)
+    assert np.mean(model.get_layer("b").kernel.numpy() == 0.0) == 0.5
+    return model
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("bits", "weight_range"), [(4, "layer"), (4, "channel"), (8, "layer")])
+def test_pruned_weights_have_code_0_on_the_narrow_grid_and_a_warning_on_a_grid_without_0(
+    bits, weight_range, stripped
+):
+    policy = BitPolicy.mobile(
+        bits,
+        weight_grid="narrow",
+        weight_range=weight_range,
+        initial_clipping_level=8.0,
+        initial_classifier_clipping_level=10.0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized = sat_tf.quantize_model(stripped, policy)
+    with pytest.warns(UserWarning, match=r"b \(50 % zeros\).*weight_grid='narrow'"):
+        sat_tf.quantize_model(stripped, BitPolicy.mobile(4, weight_grid="dorefa"))
+    for name in ("a", "b", "classifier"):
+        kernel = stripped.get_layer(name).kernel.numpy()
+        layer = quantized.get_layer(f"quant_{name}")
+        found = layer.quantize_config.weights.integer_weights(layer.layer.kernel, {})
+        assert np.all(found.codes.numpy()[kernel == 0.0] == 0)
+        assert np.all(layer.effective_kernel().numpy()[kernel == 0.0] == 0.0)

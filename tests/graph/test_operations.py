@@ -6,8 +6,28 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.core import asymmetric
+from sat_tf.exact.targets.processors import PROCESSORS
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layer_kinds import activation_name
+from sat_tf.graph.layers.activations import (
+    absolute,
+    celu,
+    gelu_by_tanh,
+    hard_shrink,
+    hard_silu,
+    hard_tanh,
+    log_sigmoid,
+    relu6_sigmoid,
+    soft_shrink,
+    squareplus,
+    tanh_shrink,
+)
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.operation_layers import Clip
 from sat_tf.graph.rewrite import network_of_layers
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer
 from tests.export.proofs import proved
 
 L = keras.layers
@@ -30,7 +50,11 @@ def _model(operation):
 
 
 def _written(operation):
-    return _model(lambda x, y: eval(operation, globals(), {"x": x, "y": y}))
+    def of_tensors(x, y):
+        row = L.Reshape((64, 4), name="row")(x)
+        return eval(operation, globals(), {"x": x, "y": y, "row": row})
+
+    return _model(of_tensors)
 
 
 def _images(shape=(8, 8, 4), count=3):
@@ -42,13 +66,16 @@ def _images(shape=(8, 8, 4), count=3):
 @pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in LEFT])
 def test_every_operation_becomes_layers_with_the_same_outputs_and_names(operation):
     model = _written(operation)
+    draw = np.random.default_rng(1)
+    model.set_weights([draw.normal(size=value.shape) for value in model.get_weights()])
     rewritten = network_of_layers(model).model
-    new = [layer for layer in rewritten.layers if layer.name not in ("image", "x", "y")]
+    new = [layer for layer in rewritten.layers if layer.name not in ("image", "x", "y", "row")]
     assert [type(layer).__name__ for layer in new] == OPERATIONS[operation].split()
     known = [layer.name for layer in model.layers]
     assert all(layer.name.startswith(tuple(known)) for layer in new)
-    assert new[-1].name == known[-1]
+    assert new[-1].name.removesuffix("_swish").removesuffix("_tanh") == known[-1]
     assert all(layer_kinds.unsupported_problem(layer) is None for layer in new)
+    assert all(np.isfinite(getattr(layer, "high", None) or 0.0) for layer in new)
     images = _images()
     np.testing.assert_array_equal(rewritten(images), model(images))
 
@@ -93,66 +120,6 @@ def test_parts_that_nothing_reads_are_left_out():
     rewritten = network_of_layers(model).model
     assert [type(layer).__name__ for layer in rewritten.layers] == ["InputLayer", "Conv2D", "Slice"]
     assert rewritten.layers[-1].name == f"{model.layers[-1].name}_part_2"
-
-
-ROWS = {
-    "max_pool1d": lambda x: tf.nn.max_pool1d(x, 2, 2, "SAME"),
-    "avg_pool1d": lambda x: tf.nn.avg_pool1d(x, [3], [2], "VALID"),
-    "pool": lambda x: tf.nn.pool(x, (2,), "MAX", strides=[2], padding="SAME"),
-    "mean": lambda x: tf.reduce_mean(x, axis=1),
-    "largest": lambda x: tf.reduce_max(x, 1, keepdims=True),
-    "channel_mean": lambda x: tf.reduce_mean(x, -1),
-    "channel_max": lambda x: tf.reduce_max(x, 2, keepdims=True),
-    "padded": lambda x: keras.backend.temporal_padding(x, (2, 1)),
-    "positions": lambda x: x + np.linspace(-1.0, 1.0, 36, dtype=np.float32).reshape(9, 4),
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_operations_on_sequences_become_layers_too(name):
-    row = keras.Input((9, 4), name="row")
-    model = keras.Model(row, ROWS[name](row))
-    rewritten = network_of_layers(model).model
-    assert all(layer_kinds.unsupported_problem(layer) is None for layer in rewritten.layers)
-    images = _images((9, 4))
-    np.testing.assert_array_equal(rewritten(images), model(images))
-
-
-LAYERS = {
-    "separable": ((8, 8, 4), L.SeparableConv2D(6, 3, strides=2, depth_multiplier=2, name="it")),
-    "separable_relu": ((8, 8, 4), L.SeparableConv2D(6, 3, activation="relu", name="it")),
-    "separable_swish": ((8, 8, 4), L.SeparableConv2D(6, 3, activation="swish", name="it")),
-    "separable_1d": ((9, 4), L.SeparableConv1D(6, 3, strides=2, depth_multiplier=2, name="it")),
-    "separable_1d_causal": (
-        (9, 4),
-        L.SeparableConv1D(6, 3, padding="causal", dilation_rate=2, activation="relu", name="it"),
-    ),
-    "depthwise_1d_swish": ((9, 4), L.DepthwiseConv1D(3, activation="swish", name="it")),
-    "transposed_1d_tanh": ((9, 4), L.Conv1DTranspose(6, 3, 2, activation="tanh", name="it")),
-    "causal": ((9, 4), L.Conv1D(6, 3, padding="causal", dilation_rate=2, name="it")),
-    "swish_inside": ((8, 8, 4), L.Conv2D(6, 3, activation="swish", name="it")),
-    "tanh_inside": ((8,), L.Dense(6, activation="tanh", name="it")),
-    "max_1d": ((9, 4), L.MaxPooling1D(2, padding="same", name="it")),
-    "average_1d": ((9, 4), L.AveragePooling1D(3, 2, name="it")),
-    "global_max_1d": ((9, 4), L.GlobalMaxPooling1D(name="it")),
-    "global_average_1d": ((9, 4), L.GlobalAveragePooling1D(keepdims=True, name="it")),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_several_parts_are_taken_apart(name):
-    shape, layer = LAYERS[name]
-    layer = type(layer).from_config(layer.get_config())
-    image = keras.Input(shape, name="image")
-    model = keras.Model(image, layer(image))
-    if layer.weights:
-        draw = np.random.default_rng(1)
-        layer.set_weights([draw.normal(size=value.shape) for value in layer.get_weights()])
-    rewritten = network_of_layers(model).model
-    assert "it" in {layer.name for layer in rewritten.layers}
-    assert all(layer_kinds.unsupported_problem(layer) is None for layer in rewritten.layers)
-    images = _images(shape)
-    np.testing.assert_array_equal(rewritten(images), model(images))
 
 
 def _with_weighted_sum(scale):
@@ -225,13 +192,20 @@ def test_a_softmax_that_is_read_behind_data_movement_gets_a_layer_of_its_own(nam
     np.testing.assert_array_equal(found, model(_images((8, 8, 3))))
 
 
-def test_a_layer_that_is_called_twice_stays_one_layer():
+def test_a_layer_that_is_called_twice_stays_one_and_a_model_is_rewritten_once():
     image = keras.Input((8,))
     dense = L.Dense(8, activation="tanh", name="shared")
     model = keras.Model(image, dense(dense(image)))
     rewritten = network_of_layers(model).model
     assert len(rewritten.get_layer("shared").inbound_nodes) == 2
     np.testing.assert_array_equal(rewritten(_images((8,))), model(_images((8,))))
+    image, shared = keras.Input((8, 2)), L.Conv1D(2, 3, padding="causal", name="conv")
+    model = keras.Model(image, shared(shared(image)))
+    rewritten = network_of_layers(model).model
+    names = [layer.name for layer in rewritten.layers if "padding" in layer.name]
+    assert names == ["conv_padding", "conv_padding_2"]
+    assert network_of_layers(rewritten).model is rewritten
+    np.testing.assert_array_equal(rewritten(_images((8, 2))), model(_images((8, 2))))
 
 
 def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
@@ -248,30 +222,175 @@ def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+# -- functions -------------------------------------------------------------------------------------
+
+
+FUNCTIONS = [
+    *map(L.Activation, ("sigmoid", "hard_sigmoid", "tanh", "softsign", "softplus", "exponential")),
+    *map(L.Activation, ("elu", "selu", "swish", tf.nn.silu, "gelu", gelu_by_tanh, "mish")),
+    *(Clip(*ends) for ends in ((-1.0, 1.0), (-2.0, 3.0), (0.25, 1.0), (0.5, 4.0), (-0.5, None))),
+    *map(L.Activation, (celu, hard_silu, hard_tanh, relu6_sigmoid, squareplus, absolute)),
+    *(L.Activation(tf.nn.leaky_relu), L.LeakyReLU(0.3), L.LeakyReLU(0.0), L.ELU(0.7)),
+    *(L.ReLU(negative_slope=0.1), L.ReLU(threshold=1.0)),
+]
+
+
+@pytest.mark.parametrize("layer", FUNCTIONS, ids=lambda layer: layer.name)
+def test_functions_stay_within_their_reach(layer):
+    assert layer_kinds.role_of(layer) is Role.FUNCTION
+    assert layer_kinds.unsupported_problem(layer) is None
+    x = np.linspace(-20.0, 20.0, 100_001, dtype=np.float32)
+    values = layer(x[np.newaxis]).numpy()
+    reach = layer_kinds.reach_of(layer)
+    highest = float(np.max(values)) if reach.highest is None else reach.highest
+    assert np.max(values) <= highest
+    lowest = reach.lowest - reach.share * 20.0
+    assert np.min(values) >= lowest * (1.0 + 1e-6)
+    # A range that reaches further than the function would waste codes.
+    assert lowest == 0.0 or np.min(values) <= 0.9 * lowest
+    assert layer_kinds.works_on_each_value(layer)
+
+
+@pytest.mark.thorough
+def test_what_is_cut_off_above_keeps_its_sign():
+    assert layer_kinds.reach_of(Clip(None, 2.0)) == asymmetric.UNKNOWN
+    assert layer_kinds.works_on_each_value(Clip(None, 2.0))
+    image = keras.Input((8, 8, 3))
+    kinds = {}
+    for name, function in (("positive", "softplus"), ("signed", "linear")):
+        features = L.Activation(function, name=name)(L.Conv2D(4, 3)(image))
+        for high in (2.0, -2.0):
+            cut = tf.minimum(features, high)
+            model = keras.Model(image, L.Dense(2)(L.Flatten()(L.Conv2D(4, 3)(cut))))
+            quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+            wrapper = quantized.get_layer(f"quant_{cut.node.layer.name}")
+            kinds[name, high] = type(wrapper.quantize_config.output)
+    assert kinds.pop(("positive", 2.0)) is PactQuantizer
+    assert set(kinds.values()) == {StreamQuantizer}
+
+
+def test_a_softmax_is_between_0_and_1_and_no_table():
+    for layer in (L.Softmax(), L.Activation("softmax")):
+        assert layer_kinds.reach_of(layer) == asymmetric.Reach(0.0, highest=1.0)
+        assert not layer_kinds.works_on_each_value(layer)
+
+
 @pytest.mark.parametrize(
-    ("operation", "layer"),
+    ("layer", "on_each_value"),
     [
-        (lambda x, y: tf.clip_by_value(x, -np.inf, 0.5), "Clip"),
-        (lambda x, y: tf.clip_by_value(x, 0.0, np.inf), "ReLU"),
-        (lambda x, y: tf.maximum(x, -np.inf), "Activation"),
-        (lambda x, y: tf.clip_by_value(x, -np.inf, np.inf), "Activation"),
+        *((L.Activation(f), True) for f in (hard_shrink, log_sigmoid, soft_shrink, tanh_shrink)),
+        *((layer, False) for layer in (L.PReLU(), L.LayerNormalization())),
     ],
-    ids=["above", "below", "one", "both"],
 )
-def test_infinite_ends_are_none(operation, layer):
-    model = _model(operation)
-    rewritten = network_of_layers(model).model
-    assert layer in {type(each).__name__ for each in rewritten.layers}
-    images = _images(model.input_shape[1:])
-    np.testing.assert_array_equal(rewritten(images), model(images))
-    assert all(np.isfinite(getattr(each, "high", 0.0) or 0.0) for each in rewritten.layers)
+def test_functions_without_a_lowest_value_are_streams(layer, on_each_value):
+    assert layer_kinds.role_of(layer) is Role.FUNCTION
+    assert layer_kinds.reach_of(layer) == asymmetric.UNKNOWN
+    assert layer_kinds.works_on_each_value(layer) == on_each_value
 
 
-def test_a_model_that_was_rewritten_is_not_rewritten_again():
-    image, shared = keras.Input((8, 2)), L.Conv1D(2, 3, padding="causal", name="conv")
-    model = keras.Model(image, shared(shared(image)))
-    rewritten = network_of_layers(model).model
-    names = [layer.name for layer in rewritten.layers if "padding" in layer.name]
-    assert names == ["conv_padding", "conv_padding_2"]
-    assert network_of_layers(rewritten).model is rewritten
-    np.testing.assert_array_equal(rewritten(_images((8, 2))), model(_images((8, 2))))
+@pytest.mark.parametrize("interpolation", ["bilinear", "area", "nearest"])
+def test_resized_images_lie_within_the_image(interpolation):
+    layer = L.Resizing(7, 9, interpolation)
+    assert layer_kinds.keeps_range(layer)
+    image = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
+    made = layer(image).numpy()
+    assert np.min(image) - 1e-5 <= np.min(made)
+    assert np.max(made) <= np.max(image) + 1e-5
+    assert not layer_kinds.keeps_range(L.Resizing(7, 9, "bicubic"))
+
+
+def _quantizers_of_a_gated(function):
+    image = keras.Input((8, 8, 3))
+    features = L.Activation(function, name="function")(L.Conv2D(4, 3)(image))
+    squeezed = L.GlobalAveragePooling2D(keepdims=True, name="mean")(features)
+    gate = L.Activation("sigmoid", name="gate")(L.Conv2D(4, 1)(squeezed))
+    gated = L.Multiply(name="gated")([features, gate])
+    pooled = L.GlobalAveragePooling2D(name="pool")(gated)
+    model = sat_tf.quantize_model(keras.Model(image, L.Dense(2)(pooled)), BitPolicy.mobile(8))
+    return {
+        name: model.get_layer(f"quant_{name}").quantize_config.output
+        for name in ("function", "mean", "gated", "pool")
+    }
+
+
+def test_a_gate_and_a_mean_keep_the_range_of_a_function_that_has_a_lowest_value():
+    for function, lowest in (("swish", -0.2785), ("gelu", -0.1701)):
+        for quantizer in _quantizers_of_a_gated(function).values():
+            assert isinstance(quantizer, OffsetQuantizer)
+            assert quantizer.lowest == lowest
+    quantizers = _quantizers_of_a_gated("linear")
+    found = quantizers["gated"], quantizers["pool"], _quantizers_of_a_gated("tanh")["gated"]
+    assert all(isinstance(quantizer, StreamQuantizer) for quantizer in found)
+
+
+NPU = PROCESSORS["ethos-u55"]
+VALUES = np.linspace(-6.0, 9.0, 151, dtype=np.float32).reshape(1, 151)
+HARD_SWISHES = {
+    "divided last": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
+    "divided first": lambda x: x * (tf.nn.relu6(x + 3) / 6),
+    "as Keras' MobileNetV3": lambda x: L.Multiply()([x, L.ReLU(6.0)(x + 3.0) * (1.0 / 6.0)]),
+    "clipped, the gate first": lambda x: tf.clip_by_value(3.0 + x, 0.0, 6.0) * x * (1 / 6),
+    "the input divided": lambda x: (x / 6.0) * tf.minimum(tf.maximum(x - (-3.0), 0.0), 6.0),
+}
+OTHERS = {
+    "another summand": lambda x: x * tf.nn.relu6(x + 2.0) / 6.0,
+    "another divisor": lambda x: x * tf.nn.relu6(x + 3.0) / 5.0,
+    "another ceiling": lambda x: x * L.ReLU(5.0)(x + 3.0) / 6.0,
+    "another factor": lambda x: (x + 1.0) * tf.nn.relu6(x + 3.0) / 6.0,
+    "three factors": lambda x: x * x * tf.nn.relu6(x + 3.0) / 6.0,
+    "a divisor for each channel": lambda x: x * tf.nn.relu6(x + 3.0) / np.full(151, 6.0, "float32"),
+}
+
+
+def _of_values(function) -> keras.Model:
+    image = keras.Input(VALUES.shape[1:])
+    return keras.Model(image, function(image))
+
+
+def _functions(model: keras.Model) -> list[str]:
+    return [activation_name(one) for one in model.layers if isinstance(one, L.Activation)]
+
+
+def _assert_same(made: keras.Model, model: keras.Model) -> None:
+    np.testing.assert_allclose(made(VALUES), model(VALUES), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", HARD_SWISHES)
+def test_a_hard_swish_in_operations_is_one_function_for_an_npu_alone(name):
+    model = _of_values(HARD_SWISHES[name])
+    made = network_of_layers(model, processor=NPU).model
+    assert _functions(made) == ["hard_silu"]
+    assert len(made.layers) == 2
+    assert made.layers[-1].name == model.layers[-1].name
+    _assert_same(made, model)
+    plain = network_of_layers(model).model
+    assert _functions(plain) == []
+    np.testing.assert_array_equal(plain(VALUES), model(VALUES))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_like_a_hard_swish_is_none(name):
+    made = network_of_layers(_of_values(OTHERS[name]), processor=NPU).model
+    assert _functions(made) == []
+
+
+def test_a_hard_swish_keeps_what_is_computed_of_it_and_of_its_gate():
+    def function(x):
+        gate = tf.nn.relu6(x + 3.0) / 6.0
+        return L.Concatenate()([2.0 * (x * gate), gate])
+
+    model = _of_values(function)
+    made = network_of_layers(model, processor=NPU).model
+    assert _functions(made) == ["hard_silu"]
+    _assert_same(made, model)
+
+
+@pytest.mark.parametrize("function", ["hard_sigmoid", relu6_sigmoid])
+def test_a_hard_sigmoid_is_a_rectifier_of_a_line(function):
+    model = _of_values(L.Activation(function, name="gate"))
+    made = network_of_layers(model, processor=NPU).model
+    names = [one.name for one in made.layers[1:]]
+    assert names == ["gate_slope", "gate_offset", "gate"]
+    assert made.layers[-1].max_value == 1.0
+    _assert_same(made, model)
+    assert network_of_layers(made, processor=NPU).model is made

@@ -1,4 +1,7 @@
-import collections
+import html
+import itertools
+import json
+import re
 
 import numpy as np
 import pytest
@@ -7,13 +10,13 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.targets.table import ACTIVATIONS
-from sat_tf.planning.plan import Export, Fate
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.messages.charts import BIT_COLORS
+from sat_tf.planning.plan import Export, Fate, Plan
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
 from tests.export import zoo
-from tests.export.proofs import calibrated
-from tests.export.zoo import make_realistic
 from tests.planning.models import (
     assert_followed,
     convolutions,
@@ -21,18 +24,10 @@ from tests.planning.models import (
     residual,
     with_odd_activation,
 )
-from tests.planning.test_file_size import assert_near
 from tests.qat import float_models
-from tests.qat.models import nested_models
+from tests.qat.float_models import L, model_of
 
-L = keras.layers
 annotate = tfmot.quantization.keras.quantize_annotate_layer
-OF_TORCH = BitPolicy(input_range="torch")
-
-
-def depthwise_first():
-    first = L.DepthwiseConv2D(3, use_bias=False, input_shape=(6, 6, 3), name="first")
-    return keras.Sequential([first, L.ReLU(), L.Flatten(), L.Dense(2)])
 
 
 def numbers(plan, *names):
@@ -40,7 +35,7 @@ def numbers(plan, *names):
     return [(row.parameters, row.multiply_adds, row.bit_operations) for row in rows]
 
 
-def test_numbers_of_convolutions_are_those_worked_out_by_hand():
+def test_numbers_are_those_worked_out_by_hand():
     plan = sat_tf.explain(convolutions(), BitPolicy.mobile(4))
     assert numbers(plan, "conv", "bn", "relu", "depthwise", "relu6", "pool", "classifier") == [
         # 8 x 8 places of 3 x 3 x 3 x 4 weights of 8 bits, on pixels of 8 bits
@@ -54,9 +49,6 @@ def test_numbers_of_convolutions_are_those_worked_out_by_hand():
         # the last layer has weights of 8 bits, and reads a stream of 8
         (20 + 5, 20, 20 * 8 * 8),
     ]
-
-
-def test_numbers_of_a_residual_are_those_worked_out_by_hand():
     plan = sat_tf.explain(residual(), BitPolicy.mobile(2))
     assert numbers(plan, "stem", "branch", "classifier") == [
         (8 + 4, 16 * 8, 16 * 8 * 8 * 8),
@@ -69,6 +61,12 @@ def test_numbers_of_a_residual_are_those_worked_out_by_hand():
         (192 + 3, 192, 192 * 8 * 2),
     ]
     assert plan.float_bit_operations == (128 + 2304 + 192) * 32 * 32
+    # Float layers count with 32 bits.
+    of_the_user = type("OfTheUser", (L.Conv2D,), {})(4, 3, padding="same", name="odd")
+    policy = BitPolicy.mobile(4, unsupported="float")
+    model = model_of(L.Conv2D(4, 3), of_the_user, shape=(10, 10, 3))
+    # 8 x 8 places of 3 x 3 x 4 x 4 weights
+    assert sat_tf.explain(model, policy)["odd"].bit_operations == 64 * 144 * 32 * 32
 
 
 def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
@@ -76,12 +74,10 @@ def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
     model.get_layer("branch").kernel.assign(model.get_layer("branch").kernel * 100.0)
     plan = sat_tf.explain(model, BitPolicy.mobile(2, weight_quantizer="dorefa"))
     assert (plan["stem"].reading_bits, plan["stem"].reading_reason) == (8, "pixels")
-    assert (plan["branch"].reading_bits, plan["branch"].reading_reason) == (
-        8,
-        "a stream, at its own bits",
-    )
+    branch = plan["branch"]
+    assert (branch.reading_bits, branch.reading_reason) == (8, "a stream, at its own bits")
     assert plan["classifier"].weights.start.startswith("keeps function and gradients")
-    assert "weights reach beyond 0.9" in plan["branch"].weights.start
+    assert "weights reach beyond 0.9" in branch.weights.start
     assert "start: keeps the function" in str(plan)
     fewer = sat_tf.explain(model, BitPolicy.mobile(2, requantize_streams=True))
     assert (fewer["branch"].reading_bits, fewer["branch"].reading_reason) == (2, "")
@@ -90,17 +86,6 @@ def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(2))
     again = sat_tf.explain(quantized, BitPolicy.mobile(4))
     assert again["branch"].weights.start == "keeps its latent weights"
-
-
-def test_float_layers_count_with_32_bits():
-    class OfTheUser(keras.layers.Conv2D):
-        pass
-
-    policy = BitPolicy.mobile(4, unsupported="float")
-    layers = [keras.layers.Conv2D(4, 3), OfTheUser(4, 3, padding="same", name="odd")]
-    model = keras.Sequential([keras.Input((10, 10, 3)), *layers])
-    # 8 x 8 places of 3 x 3 x 4 x 4 weights
-    assert sat_tf.explain(model, policy)["odd"].bit_operations == 64 * 144 * 32 * 32
 
 
 @pytest.mark.parametrize("build", [convolutions, residual, with_odd_activation])
@@ -123,88 +108,65 @@ POLICIES = {
 }
 
 
-def _family(name):
-    options = {"hidden_units": 32} if "vgg" in name else {}
-    return models.build(
-        name, image_size=32, num_classes=10, width_multiplier=0.25, seed=0, **options
-    )
-
-
-def _followed(marks, build, names, policies):
-    """Rows of a test: a model and a policy."""
-    return [
-        pytest.param(build, name, policy, marks=marks, id=f"{name}-{policy}")
-        for name in names
-        for policy in policies
-    ]
+MARKS = {
+    ("preactivation", "paper"): [],
+    ("residual", "mobile"): [],
+    **{("mobile_block", policy): pytest.mark.thorough for policy in ("channels", "overrides")},
+}
+FOLLOWED = [
+    *(("mobile_block", policy) for policy in ("channels", "overrides", "weights_only", "clamped")),
+    *itertools.product(float_models.GRAPHS, ["mobile", "paper"]),
+    *itertools.product(models.MODELS, ["mobile", "paper", "channels"]),
+]
 
 
 @pytest.mark.parametrize(
-    ("build", "name", "policy"),
-    [
-        *_followed((), float_models.build, ["preactivation"], ["paper"]),
-        *_followed((), float_models.build, ["residual"], ["mobile"]),
-        *_followed(
-            pytest.mark.thorough, float_models.build, ["mobile_block"], ["channels", "overrides"]
-        ),
-        *_followed(
-            pytest.mark.slow, float_models.build, ["mobile_block"], ["weights_only", "clamped"]
-        ),
-        *_followed(pytest.mark.slow, float_models.build, float_models.GRAPHS, ["mobile", "paper"]),
-        *_followed(pytest.mark.slow, _family, models.MODELS, ["mobile", "paper", "channels"]),
-    ],
+    ("name", "policy"),
+    [pytest.param(*row, marks=MARKS.get(row, pytest.mark.slow)) for row in FOLLOWED],
 )
-def test_quantize_model_follows_the_plan(build, name, policy):
-    model = build(name)
+def test_quantize_model_follows_the_plan(name, policy):
+    if name in models.MODELS:
+        size = {"image_size": 32, "num_classes": 10, "width_multiplier": 0.25, "seed": 0}
+        model = models.build(name, **size, **({"hidden_units": 32} if "vgg" in name else {}))
+    else:
+        model = float_models.build(name)
     plan = sat_tf.explain(model, POLICIES[policy])
     assert_followed(plan, sat_tf.quantize_model(model, POLICIES[policy]))
+    if name in float_models.GRAPHS:  # every layer of the model is there exactly once
+        rows = sorted(row.name for row in plan.layers)
+        assert rows == sorted(layer.name for layer in model.layers)
 
 
-def annotated_model():
-    image = keras.Input((8, 8, 3), name="image")
-    config = sat_tf.configs.LayerConfig(weight_bits=5, activation_bits=6)
-    tensor = annotate(L.Conv2D(4, 3, name="conv"))(image)
-    tensor = annotate(L.ReLU(name="relu"))(tensor)
-    tensor = annotate(L.Conv2D(4, 3, name="second"), config)(tensor)
-    tensor = L.ReLU(name="plain")(tensor)
-    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
-    return keras.Model(image, annotate(L.Dense(2, name="classifier"))(tensor))
-
-
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_quantize_apply_follows_the_plan_of_an_annotated_model(by_hand):
-    annotated = annotated_model()
-    if not by_hand:
-        plain = float_models.build("plain")
-        annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
-    plan = sat_tf.explain(annotated, BitPolicy.mobile(4))
+def planned_and_applied(annotated):
+    """The plan of an annotated model, and what TFMOT makes of it."""
     scheme = sat_tf.SatQuantizeScheme(BitPolicy.mobile(4))
     quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+    return sat_tf.explain(annotated, BitPolicy.mobile(4)), quantized
+
+
+def test_quantize_apply_follows_the_plan_of_an_annotated_model():
+    config = sat_tf.configs.LayerConfig(weight_bits=5, activation_bits=6)
+    annotated = model_of(
+        *(annotate(L.Conv2D(4, 3, name="conv")), annotate(L.ReLU(name="relu"))),
+        *(annotate(L.Conv2D(4, 3, name="second"), config), L.ReLU(name="plain")),
+        *(L.GlobalAveragePooling2D(name="pool"), annotate(L.Dense(2, name="classifier"))),
+    )
+    plan, quantized = planned_and_applied(annotated)
     assert_followed(plan, quantized)
-    if by_hand:
-        assert plan["second"].weights.bits == 5
-        assert plan["plain"].reason == "it is not annotated"
+    assert plan["second"].weights.bits == 5
+    assert plan["plain"].reason == "it is not annotated"
+    whole = tfmot.quantization.keras.quantize_annotate_model(float_models.build("plain"))
+    assert_followed(*planned_and_applied(whole))
 
 
 def test_a_sequential_model_that_is_annotated_keeps_its_names():
     model = float_models.sequential_built_later()
     annotated = tfmot.quantization.keras.quantize_annotate_model(model)
-    names = {row.name for row in sat_tf.explain(annotated).rows}
-    scheme = sat_tf.SatQuantizeScheme()
-    quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+    plan, quantized = planned_and_applied(annotated)
+    names = {row.name for row in plan.rows}
     assert names == {inner_layer(layer).name for layer in quantized.layers} | {
         name for name in names if name.endswith("_input")
     }
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["residual", *(pytest.param(name, marks=pytest.mark.slow) for name in float_models.GRAPHS)],
-)
-def test_every_layer_of_the_model_is_there_exactly_once(name):
-    model = float_models.build(name)
-    rows = [row.name for row in sat_tf.explain(model).layers]
-    assert sorted(rows) == sorted(layer.name for layer in model.layers)
 
 
 def test_the_model_is_not_changed_and_the_plan_can_be_made_again():
@@ -223,6 +185,10 @@ def with_nan():
     return model
 
 
+# A first layer that cannot take the range in.
+FIRST = L.DepthwiseConv2D(3, use_bias=False, input_shape=(6, 6, 3), name="first")
+
+
 @pytest.mark.parametrize(
     ("build", "policy"),
     [
@@ -232,8 +198,10 @@ def with_nan():
         # Of no layer:
         (residual, BitPolicy(overrides={"nothing": {"weight_bits": 2}})),
         (lambda: float_models.build("mobile_block"), BitPolicy.mobile(1, requantize_streams=True)),
-        # A first layer that cannot take the range in.
-        (depthwise_first, OF_TORCH),
+        (
+            lambda: keras.Sequential([FIRST, L.ReLU(), L.Flatten(), L.Dense(2)]),
+            BitPolicy(input_range="torch"),
+        ),
     ],
 )
 def test_problems_are_those_that_quantize_model_raises(build, policy):
@@ -261,26 +229,21 @@ def test_problems_stand_with_their_layers_and_the_others_are_planned():
 
 
 def test_a_model_without_linear_layers_or_with_an_input_without_axes_has_a_plan():
-    image = keras.Input((8, 8, 3), name="image")
-    plan = sat_tf.explain(keras.Model(image, L.ReLU(name="relu")(image)))
+    plan = sat_tf.explain(model_of(L.ReLU(name="relu")))
     assert "whose weights can be quantized" in plan.problems[0]
     assert [row.name for row in plan.rows] == ["image", "relu"]
     assert plan["relu"].export is Export.REFUSED
-    number = keras.Input((), name="number")
-    plan = sat_tf.explain(keras.Model(number, L.Dense(2)(L.Reshape((1,))(number))))
+    plan = sat_tf.explain(model_of(L.Reshape((1,)), L.Dense(2), shape=()))
     assert "a shape of () is no picture's" in plan.inputs[0]
 
 
 def test_an_image_size_reaches_models_inside_and_leaves_losses_refused():
-    image = keras.Input((None, None, 3))
     inner = keras.Sequential([keras.Input((None, None, 3)), L.Conv2D(4, 3, name="c")], name="in")
-    model = keras.Model(image, L.Dense(2)(L.GlobalAveragePooling2D()(inner(image))))
+    model = model_of(inner, L.GlobalAveragePooling2D(), L.Dense(2), shape=(None, None, 3))
     assert sat_tf.explain(model, image_size=6)["in/c"].multiply_adds == 4 * 4 * 4 * 27
     model.add_loss(keras.backend.sum(model.output))
     assert "a loss of its own" in sat_tf.explain(model, image_size=6).problems[0]
-
-
-def test_open_image_sizes_make_multiply_adds_unknown():
+    # Without one, multiply-adds are unknown.
     model = float_models.any_image_size()
     plan = sat_tf.explain(model)
     assert plan.multiply_adds is plan.bit_operations is None
@@ -302,9 +265,7 @@ def test_a_quantized_model_is_explained_as_requantize_makes_it_or_by_its_own_pol
 
 
 def test_a_plan_for_an_npu_ends_in_codes():
-    image = keras.Input((8, 8, 3), name="image")
-    ends = L.Dense(3, activation="softmax", name="end")(L.Flatten()(L.Conv2D(4, 3)(image)))
-    model = keras.Model(image, ends)
+    model = model_of(L.Conv2D(4, 3), L.Flatten(), L.Dense(3, activation="softmax", name="end"))
     of_target = {
         target: sat_tf.explain(model, BitPolicy.mobile(4, target=target))
         for target in ("litert", "ethos-u55")
@@ -320,10 +281,8 @@ def test_a_plan_for_an_npu_ends_in_codes():
 
 
 def test_each_clipping_level_of_a_tensor_says_where_its_own_comes_from():
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = keras.layers.BatchNormalization(name="bn")(keras.layers.Conv2D(4, 3)(image))
-    tensor = keras.layers.AveragePooling2D(name="pool")(tensor)  # it rounds to what it reads
-    model = keras.Model(image, keras.layers.Conv2D(4, 3)(tensor))
+    pool = L.AveragePooling2D(name="pool")  # it rounds to what it reads
+    model = model_of(L.Conv2D(4, 3), L.BatchNormalization(name="bn"), pool, L.Conv2D(4, 3))
     policy = BitPolicy.mobile(4, target="ethos-u55", requantize_streams=True)
     plan = sat_tf.explain(model, policy)
     assert "level from γ and β of bn" in plan["pool"].activation_reason
@@ -338,132 +297,165 @@ def test_a_plan_of_weights_alone_advises_no_type_of_outputs():
     assert {one.fix for one in plan.cpu_fallback} == {ACTIVATIONS}
 
 
-# -- models of every structure ---------------------------------------------------------------------
-
-
-def _image(name="image"):
-    return keras.Input((8, 8, 3), name=name)
-
-
-def _head(tensor, name="classifier"):
-    return L.Dense(3, name=name)(L.GlobalAveragePooling2D(name=f"{name}_pool")(tensor))
-
-
-def _several():
-    """Two images in, a class and a mask out."""
-    left, right = _image("left"), _image("right")
-    both = [
-        L.Conv2D(4, 3, activation="relu", padding="same", name=f"{image.node.layer.name}_conv")(
-            image
-        )
-        for image in (left, right)
+@pytest.fixture(scope="module")
+def plans():
+    """The plan of a model, and of one that is refused."""
+    return [
+        sat_tf.explain(build(), BitPolicy.mobile(4)) for build in (residual, with_odd_activation)
     ]
-    tensor = L.Add(name="add")(both)
-    mask = L.Conv2D(1, 1, name="mask")(tensor)
-    return keras.Model([left, right], [_head(tensor), mask], name="several")
 
 
-def _operations():
-    image = _image()
-    tensor = L.Conv2D(4, 3, activation="relu", name="conv")(image / 127.5 - 1.0)
-    tensor = L.Conv2D(4, 3, name="second")(tensor[:, 1:, ::2])
-    return keras.Model(image, _head(tensor * 2.0), name="operations")
+def test_rows_and_the_table_name_every_layer_and_problem_and_the_way_to_float(plans):
+    plan, refused = plans
+    rows = plan.to_rows()
+    assert all(tuple(row) == Plan.COLUMNS for row in rows)
+    assert [row["multiply_adds"] for row in rows] == [row.multiply_adds for row in plan.rows]
+    for width in (80, 120, 200):
+        text = plan.table(width)
+        assert all(row.name[:8] in text for row in plan.rows)
+        table = text.split("can be quantized")[0]
+        assert max(map(len, table.splitlines())) <= width
+        assert "rescale: no BatchNormalization directly after it" in text
+    said = refused.table()
+    assert all(problem in said for problem in (*refused.problems, *refused.export_problems))
+    assert "give image_size where it is open" in said
+    assert "--unsupported=float" in " ".join(said.split())
 
 
-def _swish():
-    image = _image()
-    tensor = L.Conv2D(4, 3, activation="swish", name="conv")(image)
-    return keras.Model(image, _head(L.Conv2D(4, 3, activation="relu", name="second")(tensor)))
+def test_a_notebook_and_the_page_show_every_layer_and_the_page_loads_nothing(plans, tmp_path):
+    plan, refused = plans
+    assert repr(plan) == f"<Plan: {plan.model} can be quantized and exported>"
+    assert "cannot be quantized as asked" in repr(refused)
+    assert "in all" in plan._repr_html_()
+    for each in (plan, refused):
+        each.write_page(tmp_path / "plan.html")
+        page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+        assert not re.search(r"<svg|<script|<link|src=|url\(|@import|https?://", page)
+        for shown in (page, each._repr_html_()):
+            assert all(f"<td>{row.name}</td>" in shown for row in each.rows)
+            assert ("&#39;sin&#39;, expected one of linear" in shown) == (each is refused)
 
 
-def _transposed():
-    image = _image()
-    tensor = L.Conv2D(4, 3, 2, padding="same", activation="relu", name="down")(image)
-    tensor = L.Conv2DTranspose(4, 3, 2, padding="same", use_bias=False, name="up")(tensor)
-    tensor = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(tensor))
-    return keras.Model(image, L.Conv2D(2, 1, name="mask")(tensor), name="transposed")
+@pytest.mark.parametrize("output_type", ["float32", "int8"])
+@pytest.mark.parametrize("build", [residual, convolutions])
+def test_an_overlay_has_every_tensor_that_holds_a_layer_of_the_file(build, output_type, tmp_path):
+    model, policy = build(), BitPolicy.mobile(4)
+    plan = sat_tf.explain(model, policy)
+    plan.write_overlay(tmp_path / "plan.json")
+    quantized = sat_tf.quantize_model(model, policy)
+    images = np.random.default_rng(0).integers(0, 256, (64, *model.input_shape[1:]))
+    quantized = sat_tf.calibrate(quantized, images.astype(np.uint8))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path, output_type=output_type)
+    operators = read_contents(path.read_bytes(), "model").operators
+    in_file = {tensor.name for operator in operators for tensor in operator.outputs}
+    overlay = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    marked = set(overlay["results"])
+    # The codes of the classifier have another name where they are the output.
+    assert marked - in_file <= ({"classifier_codes"} if output_type == "int8" else set())
+    assert {name for row in plan.rows if row.weights for name in plan.tensors(row.name)} <= marked
 
 
-def _shared():
-    """A convolution with two calls, of which each has a quantizer of its own."""
-    image = _image()
-    tensor = L.Conv2D(4, 3, padding="same", activation="relu", name="stem")(image)
-    conv = L.Conv2D(4, 3, padding="same", name="conv")
-    return keras.Model(image, _head(conv(conv(tensor))), name="shared")
+def test_an_overlay_says_bits_range_and_bytes_in_the_colour_of_the_bits(tmp_path):
+    plan = sat_tf.explain(convolutions(), BitPolicy.mobile(4))
+    plan.write_overlay(tmp_path / "plan.json")
+    overlay = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert list(overlay["results"]) == ["image_image", "relu", "relu6", "pool", "classifier_codes"]
+    mark, depthwise = overlay["results"]["relu6"], plan["depthwise"]
+    assert mark["value"].startswith("weights 4 bits narrow; output u8 stream from ")
+    assert mark["value"].endswith(f"; {depthwise.bytes:,} bytes")
+    assert mark["bgColor"] == BIT_COLORS[4]
+    assert plan.tensors("depthwise") == plan.tensors("relu6") == ("relu6",)
 
 
-MODELS = {
-    "nested": nested_models.nested,
-    "shared": _shared,
-    "shared_with_activations": nested_models.shared,
-    "several": _several,
-    "operations": _operations,
-    "swish": _swish,
-    "transposed": _transposed,
-}
-POLICY = BitPolicy.mobile(4)
+def test_a_plan_says_which_field_gave_the_bits_of_weights():
+    policy = BitPolicy.mobile(
+        4, weight_grid="rounded", overrides={"classifier": {"weight_bits": 8}}
+    )
+    rows = sat_tf.explain(convolutions(), policy).rows
+    reasons = {row.name: row.weights.bits_reason for row in rows if row.weights}
+    unfit = "; rounded does not fit int8 at 8 bits"
+    assert reasons == {
+        "conv": f"first linear layer{unfit}",
+        "depthwise": "",
+        # Its own bits are those that it would have had as the last layer, too.
+        "classifier": f"by an override or annotation{unfit}",
+    }
 
-# Statistics are made up, and calibration says so.
-pytestmark = pytest.mark.filterwarnings("ignore:calibrate")
+
+def _model():
+    layers = [L.Conv2D(4, 3, name="conv1"), L.ReLU(), L.Flatten(), L.Dense(2, name="head")]
+    return model_of(*layers, shape=(6, 6, 3), name="net")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.slow) if name == "shared_with_activations" else name
-        for name in MODELS
+PIXELS, REAL = "image: pixels 0 to 255 stand for", "image: real values"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({}, f"{PIXELS} 0 to 255, uint8 in the file"),
+        ({"input_range": (0, 1)}, f"{PIXELS} 0 to 1, uint8 in the file"),
+        ({"input_range": (-1, 1)}, f"{PIXELS} -1 to 1, uint8 in the file, folded into conv1"),
+        (
+            {"input_range": "torch"},
+            f'{PIXELS} (-2.118, -2.036, -1.804) to (2.249, 2.429, 2.64) ("torch"), uint8 in the '
+            "file, folded into conv1",
+        ),
+        (
+            {"input_range": {"image": "caffe"}},
+            f'{PIXELS} (-103.9, -116.8, -123.7) to (151.1, 138.2, 131.3) ("caffe"), channels '
+            "reversed (BGR), uint8 in the file, folded into conv1",
+        ),
+        ({"input_type": "int8"}, f"{REAL}, int8 codes of their calibrated range in the file"),
+        ({"input_type": "float32"}, f"{REAL}, float32 in the file, which quantizes them"),
+    ],
+    ids=str,
+)
+def test_a_plan_says_what_its_model_is_fed_and_what_the_file_takes(fields, line, tmp_path):
+    plan = sat_tf.explain(_model(), BitPolicy(**fields))
+    assert plan.inputs == (line,)
+    assert plan.problems == ()
+    assert line in plan.table()
+    plan.write_page(tmp_path / "plan.html")
+    shown = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert line in html.unescape(shown)
+    if "input_type" in fields:
+        assert plan["image"].activation_reason.startswith("real values")
+        assert plan["conv1"].reading_reason == "an input of real values"
+        assert "pixels" not in str(plan)
+
+
+def test_a_quantized_model_brings_its_own_range_and_refuses_another_of_its_channels():
+    quantized = sat_tf.quantize_model(_model(), BitPolicy(input_range="torch"))
+    plan = sat_tf.explain(quantized, BitPolicy.mobile(2))
+    assert '("torch")' in plan.inputs[0]
+    assert plan.problems == ()
+    other = BitPolicy.mobile(2, input_range=(0, 1))
+    refused = sat_tf.explain(quantized, other).problems
+    assert "whose channels differ in another way" in refused[0]
+    with pytest.raises(ValueError, match="whose channels differ in another way"):
+        sat_tf.requantize(quantized, other)
+    grey = model_of(L.Conv2D(2, 3, name="conv"), shape=(6, 6, 1))
+    refused = sat_tf.explain(grey, BitPolicy(input_range="torch")).problems
+    assert "3 channels for the input shape (6, 6, 1)" in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "guess"),
+    [
+        ((96, 64), "taken for integers 0 to 255, though a shape of (96, 64) is no picture's"),
+        ((40,), "taken for integers 0 to 255, though a shape of (40,) is no picture's"),
+        ((96, 64, 1), "taken for grey pictures, pixels 0 to 255, though it may be other maps"),
+        ((96, 64, 4), "taken for integers 0 to 255"),
     ],
 )
-def planned(request, tmp_path_factory):
-    """A plan, the quantized model, and the report of its export."""
-    keras.utils.set_random_seed(3)
-    model = MODELS[request.param]()
-    make_realistic(model)
-    plan = sat_tf.explain(model, POLICY)
-    draw = np.random.default_rng(4)
-    images = [draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32) for _ in model.inputs]
-    quantized = calibrated(model, POLICY, [images] if len(images) > 1 else images[0])
-    path = tmp_path_factory.mktemp("planned") / "model.tflite"
-    return plan, quantized, sat_tf.export_tflite(quantized, path)
-
-
-def test_the_bits_of_the_rows_are_those_of_the_quantizers(planned):
-    plan, quantized, _ = planned
-    assert not plan.problems
-    assert not plan.export_problems
-    assert_followed(plan, quantized)
-
-
-def test_the_file_has_the_planned_operators_and_bytes(planned):
-    plan, _, report = planned
-    operators = collections.Counter(name for row in plan.rows for name in row.operators)
-    assert dict(operators) == report.operators
-    assert_near(plan.bytes, report.bytes)
-
-
-def test_both_calls_of_a_shared_layer_have_rows_and_one_has_the_weights():
-    plan = sat_tf.explain(_shared(), POLICY)
-    one, other = plan["conv"], plan["conv@2"]
-    assert one.weights == other.weights
-    assert one.operators == other.operators == ("CONV_2D",)
-    assert one.multiply_adds == other.multiply_adds == 64 * 9 * 4 * 4
-    assert (one.parameters, other.parameters) == (9 * 4 * 4 + 4, 0)
-    # The kernel of 144 bytes is in the file once; the names of the two calls differ in length.
-    assert 100 < one.bytes - other.bytes < 144
-
-
-def test_every_layer_of_models_inside_every_input_output_and_operation_has_a_row():
-    plan = sat_tf.explain(nested_models.nested(), POLICY)
-    assert {"backbone/conv", "backbone/block/conv", "conv"} <= {row.name for row in plan.rows}
-    plan = sat_tf.explain(_several(), POLICY)
-    for name in ("left", "right"):
-        assert plan[name].kind == "InputLayer"
-        assert plan[f"{name}_image"].operators == ("QUANTIZE",)
-    assert plan["classifier"].observed
-    assert plan["mask"].observed
-    kinds = [row.kind for row in sat_tf.explain(_operations(), POLICY).rows]
-    assert (kinds.count("Scaling"), kinds.count("Slice")) == (3, 1)
-    # A swish is a table, which reads the codes of the convolution's output as they are.
-    assert sat_tf.explain(_swish(), POLICY)["conv_swish"].operators == ("CAST", "ADD", "GATHER")
-    # Each input of a transposed convolution is multiplied by the whole kernel.
-    assert sat_tf.explain(_transposed(), POLICY)["up"].multiply_adds == 4 * 4 * 9 * 4 * 4
+def test_what_may_be_no_picture_is_not_called_one(shape, guess):
+    model = model_of(L.Flatten(), L.Dense(2, name="head"), shape=shape)
+    (line,) = sat_tf.explain(model).inputs
+    assert line.startswith(f"image: {guess}")
+    assert "input_type='int8' or 'float32'" in line
+    (said,) = sat_tf.explain(model, BitPolicy.mobile(8, input_range=(0, 255))).inputs
+    assert said == "image: pixels 0 to 255 stand for 0 to 255, uint8 in the file"
+    converting = model_of(L.Rescaling(1 / 255), L.Flatten(), L.Dense(2, name="head"), shape=shape)
+    assert sat_tf.explain(converting).inputs[0].startswith("image: pixels 0 to 255")

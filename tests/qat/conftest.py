@@ -3,8 +3,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.training.data.digits import load_digits
-
-L = keras.layers
+from tests.qat.float_models import L, chain, model_of
 
 
 @pytest.fixture(scope="session")
@@ -32,19 +31,17 @@ def digits_model(digits):
     """A float model with all kinds of layers, trained for a few seconds: 97 % correct."""
     keras.utils.set_random_seed(0)
 
-    def conv_bn_relu(tensor, layer):
-        tensor = L.BatchNormalization(momentum=0.9, name=f"{layer.name}_bn")(layer(tensor))
-        return L.ReLU(name=f"{layer.name}_relu")(tensor)
+    def with_norm(layer):
+        return [layer, L.BatchNormalization(momentum=0.9, name=f"{layer.name}_bn")]
 
-    image = keras.Input((16, 16, 3), name="image")
-    stem = conv_bn_relu(image, L.Conv2D(8, 3, 2, padding="same", use_bias=False, name="stem"))
-    branch = conv_bn_relu(stem, L.DepthwiseConv2D(3, padding="same", name="depthwise"))
-    branch = L.Conv2D(8, 1, use_bias=False, name="project")(branch)
-    branch = L.BatchNormalization(momentum=0.9, name="project_bn")(branch)
-    tensor = L.Add(name="add")([stem, branch])
-    tensor = conv_bn_relu(tensor, L.Conv2D(16, 3, 2, padding="same", name="head"))
-    logits = L.Dense(10, name="classifier")(L.Flatten(name="flatten")(tensor))
-    model = keras.Model(image, logits, name="digits")
+    stem = with_norm(L.Conv2D(8, 3, 2, padding="same", use_bias=False, name="stem"))
+    branch = [*with_norm(L.DepthwiseConv2D(3, padding="same", name="depthwise")), L.ReLU()]
+    branch += with_norm(L.Conv2D(8, 1, use_bias=False, name="project"))
+    add = L.Add(name="add")
+    layers = [stem, L.ReLU(), lambda tensor: add([tensor, chain(tensor, branch)])]
+    layers += [with_norm(L.Conv2D(16, 3, 2, padding="same", name="head")), L.ReLU()]
+    layers += [L.Flatten(name="flatten"), L.Dense(10, name="classifier")]
+    model = model_of(*layers, shape=(16, 16, 3), name="digits")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss)
     images = digits.train_images.astype(np.float32)

@@ -1,5 +1,6 @@
 """A quantized model is fine-tuned at a rate that a trial finds, and never ends below its start."""
 
+import itertools
 import re
 
 import numpy as np
@@ -20,17 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*images give unreliable statistics"),
     pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning"),
 ]
-
-
-class Interrupted(keras.callbacks.Callback):
-    """Ctrl-C in the step behind the first epoch."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.epoch == 1:
-            raise KeyboardInterrupt
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
 
 
 def _calibrated(float_model=None, bits=4):
@@ -85,8 +75,16 @@ def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(tmp_p
     whole, parted, again = _calibrated(), _calibrated(), _calibrated()
     expected = _tuned(whole, epochs=3, learning_rate=None)
     options = {"epochs": 3, "learning_rate": None, "folder": tmp_path}
+    steps = itertools.count()
+
+    def interrupt(batch, logs):
+        """Ctrl-C in the step behind the first epoch, of four."""
+        if next(steps) == 4:
+            raise KeyboardInterrupt
+
+    ctrl_c = keras.callbacks.LambdaCallback(on_train_batch_begin=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        _tuned(parted, callbacks=[Interrupted()], **options)
+        _tuned(parted, callbacks=[ctrl_c], **options)
     said = []
     resumed = _tuned(again, is_expected=True, say=said.append, **options)
     assert said[0].startswith("going on behind epoch 1 of 3")
@@ -153,9 +151,7 @@ def test_a_cut_is_a_part_of_the_picture_with_nearly_the_aspect_of_the_input(size
         assert width <= min(widest, size[1]) + 2
         if size[0] == size[1] and shape[0] == shape[1]:
             assert width >= size[1] * (0.6 * 3 / 4) ** 0.5 - size[1] / shape[1] - 1
-
-
-def test_what_is_no_picture_is_not_cut():
+    # What is no picture is not cut.
     values = np.zeros((8, 8, 3), np.float32)
     assert cut(values, (8, 8, 3), np.random.default_rng(0)) is values
     codes = np.zeros((8, 2), np.uint8)
@@ -163,13 +159,11 @@ def test_what_is_no_picture_is_not_cut():
 
 
 def test_the_rate_rises_and_falls_to_nothing_on_half_a_cosine():
-    rates = []
-
-    class Noted(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            rates.append(float(self.model.optimizer.learning_rate))
-
-    tuned = _tuned(_calibrated(), epochs=5, learning_rate=0.5, callbacks=[Noted()])
+    rates, model = [], _calibrated()
+    noted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_: rates.append(float(noted.model.optimizer.learning_rate))
+    )
+    tuned = _tuned(model, epochs=5, learning_rate=0.5, callbacks=[noted])
     # Two of the 20 steps warm up.
     falling = [0.25 * (1 + np.cos(np.pi * step / 18)) for step in range(18)]
     np.testing.assert_allclose(rates, [0.0, 0.25, *falling], rtol=1e-6)

@@ -9,23 +9,19 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.tflite.input_range import range_of
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.value_ranges import PixelRanges, Spread, Spreads
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from tests.qat import float_models
-from tests.qat.float_models import pretend_trained
-
-L = keras.layers
+from tests.qat.float_models import L, model_of, pretend_trained
 
 # Weights are clamped, but nothing is rounded: the float model in another form.
 FLOAT = BitPolicy(weight_bits=None, activation_bits=None)
 _model = functools.cache(float_models.build)
-
-
-def _inputs(model):
-    if model.input_shape[1:] == (6,):
-        return np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
-    return float_models.images()
 
 
 def _difference(found, wanted):
@@ -35,9 +31,8 @@ def _difference(found, wanted):
 
 def _with_a_dead_channel(name):
     model = float_models.build(name, seed=1)
-    first = model.layers[1]
-    values = first.get_weights()
-    first.set_weights([np.where(np.arange(v.shape[-1]) == 1, 0.0, v) for v in values])
+    values = model.layers[1].get_weights()
+    model.layers[1].set_weights([np.where(np.arange(v.shape[-1]) == 1, 0.0, v) for v in values])
     return model
 
 
@@ -66,8 +61,9 @@ KEPT = [
 
 @pytest.mark.parametrize(("make", "name", "fields"), KEPT)
 def test_a_pretrained_model_keeps_its_function_with_every_range_and_rescaling(make, name, fields):
-    model = make(name)
-    inputs = _inputs(model)
+    model, inputs = make(name), float_models.images()
+    if model.input_shape[1:] == (6,):
+        inputs = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
     quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, **fields))
     # A division and a multiplication by the maximum in every layer, in float32.
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
@@ -149,22 +145,18 @@ def test_the_float_model_is_left_alone():
 
 
 def test_layer_settings_survive():
-    image = keras.Input((8, 8, 3), name="image")
     decay, positive = keras.regularizers.L2(1e-4), keras.constraints.NonNeg()
     options = {"kernel_regularizer": decay, "bias_constraint": positive, "padding": "same"}
     layer = L.Conv2D(4, (3, 2), (2, 1), name="a", **options)
     norm = L.BatchNormalization(momentum=0.9, epsilon=1e-5, name="a_bn")
-    model = keras.Model(image, L.Dense(3, name="last")(L.Flatten()(norm(layer(image)))))
-    quantized = sat_tf.quantize_model(model)
+    quantized = sat_tf.quantize_model(model_of(layer, norm, L.Flatten(), L.Dense(3, name="last")))
     assert inner_layer(quantized.get_layer("quant_a")).get_config() == layer.get_config()
     assert inner_layer(quantized.get_layer("quant_a_bn")).get_config() == norm.get_config()
     # The regularizer speaks of the latent weights.
     latent = inner_layer(quantized.get_layer("quant_a")).kernel
     (loss,) = quantized.losses
     assert loss.numpy() == pytest.approx(1e-4 * np.square(latent.numpy()).sum(), rel=1e-5)
-
-
-def test_frozen_layers_stay_frozen():
+    # Frozen layers stay frozen.
     model = float_models.build("plain")
     model.get_layer("a").trainable = False
     model.get_layer("a_bn").trainable = False
@@ -175,12 +167,10 @@ def test_frozen_layers_stay_frozen():
 
 
 def test_layers_left_float_keep_their_weights():
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = L.Conv2D(4, 3, activation="tanh", name="bent")(image)
-    tensor = L.Concatenate(name="both")([tensor, L.PReLU(name="leaky")(tensor)])
-    tensor = L.SeparableConv2D(4, 3, name="separable")(tensor)
-    model = keras.Model(image, L.Dense(3, name="last")(L.GlobalMaxPooling2D()(tensor)))
-    model = float_models.pretend_trained(model)
+    leaky, both = L.PReLU(name="leaky"), L.Concatenate(name="both")
+    layers = [L.Conv2D(4, 3, activation="tanh", name="bent"), lambda x: both([x, leaky(x)])]
+    layers += [L.SeparableConv2D(4, 3, name="separable"), L.GlobalMaxPooling2D()]
+    model = pretend_trained(model_of(*layers, L.Dense(3, name="last")))
     inputs = float_models.images()
     quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, unsupported="float"))
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
@@ -214,13 +204,9 @@ PICTURES = np.random.default_rng(3).integers(0, 256, (8, 8, 8, 3)).astype(np.uin
 
 
 def _behind(*front):
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = image
-    for layer in front:
-        tensor = layer(tensor)
-    if len(tensor.shape) == 4:
-        tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
-    return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
+    is_flat = any(isinstance(layer, L.Flatten) for layer in front)
+    pool = [] if is_flat else L.GlobalAveragePooling2D(name="pool")
+    return pretend_trained(model_of(*front, pool, L.Dense(3, name="classifier")))
 
 
 # The function stays what it was, as nothing pads the image with zeros.
@@ -331,3 +317,147 @@ def test_a_trained_model_gets_the_range_that_fits_without_another_function(name)
     fed = range_of("tf").fed(PICTURES)
     fitting = sat_tf.requantize(quantized, dataclasses.replace(policy, input_range="tf"))
     np.testing.assert_allclose(fitting(fed), quantized(fed), rtol=1e-4, atol=1e-4)
+
+
+FROM_WEIGHTS = {"initial_clipping_level": None, "initial_classifier_clipping_level": None}
+
+
+def _mobile(bits, **fields):
+    return BitPolicy.mobile(bits, **FROM_WEIGHTS, **fields)
+
+
+def _spreads(model):
+    network, grid = Network(model), BitPolicy().range_of("image").grid
+    pixels = PixelRanges(network, dict.fromkeys(network.inputs, grid))
+    return Spreads(network, pixels, lambda name: layer_kinds.kernel_of(network[name].layer))
+
+
+FUNCTIONS = {
+    "rectifier": L.ReLU(),
+    "ceiling": L.ReLU(1.0),
+    "swish": L.Activation("swish"),
+    "leaky": L.LeakyReLU(0.1),
+    "prelu": L.PReLU("ones", shared_axes=[1, 2]),
+    "doubled": lambda x: L.Add()([L.ReLU()(x)] * 2),
+    "concatenation": lambda x: L.Concatenate()([x, L.ReLU()(x)]),
+    "pointwise": lambda x: L.Conv2D(3, 1, bias_initializer="ones", name="conv")(x),
+    "pointwise_groups": lambda x: L.Conv2D(6, 1, groups=2, name="conv")(x),
+    "depthwise": lambda x: L.DepthwiseConv2D(1, depth_multiplier=2, name="conv")(x),
+    "dense": lambda x: L.Dense(5, activation="relu", name="dense")(x),
+    "flattened": lambda x: L.Dense(5, name="dense")(L.Flatten()(x)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_moments_are_those_of_values_that_do_not_know_of_each_other(name):
+    draw, norm = np.random.default_rng(0), L.BatchNormalization(name="bn", epsilon=0.0)
+    model = model_of(norm, FUNCTIONS[name], shape=(8, 8, 4))
+    norm.set_weights([draw.uniform(0.5, 2.0, 4), draw.normal(size=4), np.zeros(4), np.ones(4)])
+    values = draw.normal(size=(512, 8, 8, 4)).astype(np.float32)
+    found = _spreads(model)[model.layers[-1].name]
+    seen = model.predict_on_batch(values).reshape(-1, model.output_shape[-1])
+    # No two values are alike if a kernel has one pixel, and Dense one value of each pixel.
+    tolerance = 0.6 if name == "flattened" else 0.08
+    room = {"atol": tolerance * np.std(seen)}
+    np.testing.assert_allclose(found.mean, seen.mean(axis=0), **room)
+    deviation = np.sqrt(found.variance)
+    np.testing.assert_allclose(deviation, seen.std(axis=0), rtol=tolerance, **room)
+
+
+def test_a_normalization_is_known_whatever_is_in_front_of_it():
+    model = float_models.build("mobile_block")
+    spreads = _spreads(model)
+    norm = model.get_layer("a_bn")
+    found = spreads["a_bn"]
+    np.testing.assert_allclose(found.mean, norm.beta, rtol=1e-6)
+    assert found.known
+    assert found.source == "γ and β of a_bn"
+    assert spreads["a_relu"].source == "γ and β of a_bn"
+    assert spreads["add"].known
+    assert not spreads["a"].known  # it reads pixels
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", [PactQuantizer, StreamQuantizer])
+def test_the_level_has_the_smallest_error_on_normal_values(bits, kind):
+    draw = np.random.default_rng(0)
+    mean, deviation = np.array([0.5, -1.0, 0.0]), np.array([1.0, 2.0, 0.3])
+    values = draw.normal(mean, deviation, (20000, 3)).astype(np.float32)
+    quantiles = np.linspace(-4.5, 4.5, 91)
+    quantizer = kind(num_bits=bits)
+    found = Spread(mean[:, None] + deviation[:, None] * quantiles, "").best_level(quantizer)
+    wanted = values if quantizer.signed else np.maximum(values, 0.0)
+    power = 4 if bits == 8 else 2
+
+    def error(level):
+        weights = {"clipping_level": tf.constant(level, tf.float32)}
+        return np.mean(np.abs(quantizer(values, False, weights).numpy() - wanted) ** power)
+
+    smallest = min(error(level) for level in np.linspace(0.5, 9.0, 86))
+    # 60000 values have no such tail as a normal distribution, which counts at the fourth power.
+    found /= 1.5  # the room for longer tails
+    assert error(found) <= (2.5 if bits == 8 else 1.1) * smallest
+
+
+def _initial_levels(model):
+    """The clipping levels, by the names of layers."""
+    named = {layer.name: getattr(layer, "output_variables", {}) for layer in model.layers}
+    levels = {name: variables.get("clipping_level") for name, variables in named.items()}
+    return {name: float(level) for name, level in levels.items() if level is not None}
+
+
+def test_levels_are_near_those_of_calibration_where_statistics_are_those_of_the_images():
+    images = float_models.images(64)
+    model = float_models.build("mobile_block")
+    for layer in model.layers:
+        layer.momentum = 0.0  # of normalizations
+    model(images, training=True)
+    for bits in (4, 8):
+        quantized = sat_tf.quantize_model(model, _mobile(bits, weight_bits=8))
+        found = _initial_levels(quantized)
+        calibrated = _initial_levels(sat_tf.calibrate(quantized, images, batch_normalization=False))
+        del found["quant_pool"]  # the mean of pixels that are drawn one by one hardly varies
+        for name, level in found.items():
+            assert 0.5 < level / calibrated[name] < 2.6, (name, level, calibrated[name])
+
+
+def test_levels_do_not_exceed_a_ceiling_and_follow_the_effective_weights():
+    model = sat_tf.quantize_model(float_models.build("relu6"), _mobile(8))
+    assert all(level <= 6.0 for level in _initial_levels(model).values())
+    model = float_models.build("without_normalization")
+    direct = _initial_levels(sat_tf.quantize_model(model, _mobile(8)))
+    other = sat_tf.quantize_model(model, BitPolicy(weight_bits=None, activation_bits=None))
+    assert _initial_levels(sat_tf.requantize(other, _mobile(8))) == pytest.approx(direct, rel=0.02)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", float_models.EVERY)
+def test_every_level_is_positive_and_finite(name):
+    levels = _initial_levels(sat_tf.quantize_model(float_models.build(name), _mobile(4)))
+    assert all(0.0 < level < np.inf for level in levels.values())
+
+
+def test_explain_says_where_each_level_comes_from():
+    plan = sat_tf.explain(float_models.build("mobile_block"), _mobile(4))
+    assert "clipping level from γ and β of a_bn" in plan["a_relu"].activation_reason
+    plan = sat_tf.explain(float_models.build("without_normalization"), _mobile(4))
+    assert "typical pixels: a guess, calibrate" in plan["b_relu"].activation_reason
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (L.Conv1DTranspose(6, 3, 2), L.Conv2DTranspose(6, (1, 3), (1, 2))),
+        (L.DepthwiseConv1D(3, depth_multiplier=2), L.DepthwiseConv2D((1, 3), depth_multiplier=2)),
+    ],
+    ids=["transposed", "depthwise"],
+)
+def test_layers_of_sequences_are_those_of_images_with_one_row(one, two):
+    models, spreads = [], []
+    for layer, shape in ((one, (8, 4)), (two, (1, 8, 4))):
+        first = L.Conv2D(5, (1, 3)) if len(shape) == 3 else L.Conv1D(5, 3)
+        models.append(model_of(first, L.BatchNormalization(), L.ReLU(), layer, shape=shape))
+        weights = zip(models[0].weights, models[-1].weights, strict=True)
+        models[-1].set_weights([np.reshape(weight, other.shape) for weight, other in weights])
+        spreads.append(_spreads(models[-1])[layer.name].values)
+    np.testing.assert_array_equal(*spreads)

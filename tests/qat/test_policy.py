@@ -29,12 +29,17 @@ from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import WEIGHT_QUANTIZERS, make_weight_quantizer
 
 
-def test_the_default_is_4_bits_and_integer_end_to_end():
+def test_the_default_is_4_bits_and_integer_end_to_end_for_litert():
     policy = BitPolicy()
     assert policy == BitPolicy.mobile(4)
     assert (policy.weight_bits, policy.activation_bits, policy.stream_bits) == (4, 4, 8)
     assert policy.first_last_weight_bits == 8
     assert policy.latent_start == "keep_function"
+    assert policy.processor.name == "litert"
+    policy = BitPolicy.mobile(4, target="ethos-u85")
+    assert policy.processor.native
+    assert BitPolicy(**policy.to_dict()) == policy
+    assert policy.changes()["target"] == "ethos-u85"
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -43,20 +48,10 @@ def test_the_paper_leaves_streams_float_and_weights_as_they_are(bits):
     assert (policy.weight_bits, policy.activation_bits, policy.stream_bits) == (bits, bits, None)
     assert policy.latent_start == "as_is"
     assert policy.first_last_weight_bits == 8
+    levels = (policy.initial_clipping_level, policy.initial_classifier_clipping_level)
+    assert levels == (8.0, 10.0)
+    assert policy.weight_quantizer == "dorefa"
     assert BitPolicy.paper(bits, stream_bits=8, detach_max=True).stream_bits == 8
-
-
-def test_a_policy_without_a_target_is_for_litert():
-    assert BitPolicy().processor.name == "litert"
-    policy = BitPolicy.mobile(4, target="ethos-u85")
-    assert policy.processor.native
-    assert BitPolicy(**policy.to_dict()) == policy
-    assert policy.changes()["target"] == "ethos-u85"
-
-
-def test_the_signature_names_the_fields():
-    names = [field.name for field in dataclasses.fields(BitPolicy)]
-    assert list(inspect.signature(BitPolicy).parameters) == names
 
 
 def test_numbers_of_numpy_become_plain_ones():
@@ -70,7 +65,9 @@ def test_numbers_of_numpy_become_plain_ones():
     assert policy.initial_clipping_level == 2.5
 
 
-def test_names_are_those_of_the_core():
+def test_names_are_those_of_the_core_and_the_signature_those_of_the_fields():
+    names = [field.name for field in dataclasses.fields(BitPolicy)]
+    assert list(inspect.signature(BitPolicy).parameters) == names
     assert {*AUTOMATIC, *GRIDS} == set(policy_fields.GRID_NAMES)
     for method in RESCALINGS:
         BitPolicy(rescale=method)
@@ -122,23 +119,19 @@ def test_overrides_name_layers_by_pattern_and_later_ones_win():
 
 
 def test_what_is_asked_of_one_layer_holds_for_the_first_and_the_last_as_well():
-    policy = BitPolicy(
-        overrides={"stem": {"weight_bits": 3}, "pool": {"initial_clipping_level": 8.0}}
-    )
+    overrides = {"stem": {"weight_bits": 3}, "pool": {"initial_clipping_level": 8.0}}
+    policy = BitPolicy(overrides=overrides)
     assert policy.at("stem").first_last_weight_bits is None
     assert policy.at("pool").initial_classifier_clipping_level == 8.0
     assert policy.at("other").first_last_weight_bits == 8
     assert policy.at("other").initial_classifier_clipping_level is None
 
 
-def test_patterns_that_match_nothing_are_told():
+def test_patterns_that_match_nothing_are_told_and_a_number_of_bits_is_the_mobile_policy():
+    for bits in (1, 4, 8):
+        assert sat_tf.SatQuantizeScheme(bits).policy == BitPolicy.mobile(bits)
     policy = BitPolicy(overrides={"conv_*": {}, "cnv_*": {}, "dense": {}})
     assert policy.unmatched_overrides(["conv_1", "classifier"]) == ["cnv_*", "dense"]
-
-
-@pytest.mark.parametrize("bits", [1, 4, 8])
-def test_a_number_of_bits_is_the_mobile_policy(bits):
-    assert sat_tf.SatQuantizeScheme(bits).policy == BitPolicy.mobile(bits)
 
 
 def test_overrides_cannot_be_changed_and_a_policy_has_a_hash():
@@ -171,7 +164,7 @@ def test_eight_bits_are_beyond_int8_on_every_grid_but_the_narrow_one():
     }
     largest = {"dorefa": 255, "rounded": 128, "modified": 128, "nested": 255}
     assert beyond == {(name, 8, code) for name, code in largest.items()}
-    for name in policy_fields.GRID_NAMES:
+    for name in GRID_NAMES:
         fits = name == "narrow" or name in AUTOMATIC
         assert policy_fields.fitting_grid(name, 8) == (name if fits else "auto")
         assert policy_fields.fitting_grid(name, 7) == name
@@ -204,10 +197,9 @@ def test_no_weights_are_refused_by_the_export_alone(name):
     policies = []
     for bits, grid, end_bits, end_grid in choices:
         fields = {"first_last_weight_bits": end_bits, "first_last_weight_grid": end_grid}
+        fields |= {"weight_quantizer": name, "weight_grid": grid}
         with contextlib.suppress(ValueError):
-            policies.append(
-                BitPolicy.mobile(bits, weight_quantizer=name, weight_grid=grid, **fields)
-            )
+            policies.append(BitPolicy.mobile(bits, **fields))
     assert policies
     for policy, end in itertools.product(policies, (False, True)):
         at = policy.at("layer", end=end)
@@ -224,25 +216,13 @@ def test_the_paper_may_have_its_own_grid_in_all_layers():
     assert [(at.weight_bits, at.weight_grid) for at in ends] == [(8, "dorefa"), (8, "auto")]
 
 
-def _made(preset, bits, fields):
-    """Returns the policy, and the message if it is refused."""
-    try:
-        return preset(bits, **fields), None
-    except ValueError as error:
-        return None, str(error)
-
-
 @pytest.mark.parametrize("preset", [BitPolicy.mobile, BitPolicy.paper])
 @pytest.mark.parametrize("weight_range", ["layer", "channel"])
 def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range):
     """All bits, bits of first and last layers, and grids."""
     said, fitting = 0, 0
-    choices = itertools.product(
-        range(1, 9),
-        [None, *range(1, 9)],
-        policy_fields.GRID_NAMES,
-        [None, *policy_fields.GRID_NAMES],
-    )
+    ends = [[None, *range(1, 9)], [None, *GRID_NAMES]]
+    choices = itertools.product(range(1, 9), ends[0], GRID_NAMES, ends[1])
     for bits, end_bits, grid, end_grid in choices:
         fields = {
             "weight_range": weight_range,
@@ -252,7 +232,10 @@ def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range)
         }
         with warnings.catch_warnings(record=True) as cautions:
             warnings.simplefilter("always")
-            policy, problem = _made(preset, bits, fields)
+            try:
+                policy = preset(bits, **fields)
+            except ValueError as error:
+                problem, policy = str(error), None
         if policy is None:
             assert re.search("do not fit int8|a single value at 1 bit", problem)
             said += 1
@@ -260,12 +243,10 @@ def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range)
         kernels = [policy.at("a", end=end) for end in (False, True)]
         found = [(at.weight_bits, find_grid(at.weight_grid, at.weight_bits)) for at in kernels]
         assert [bits for bits, _ in found] == [bits, end_bits or bits]
-        if any(row.largest_code(bits) > 127 for bits, row in found):
-            assert any("not exported" in str(caution.message) for caution in cautions)
-            said += 1
-        else:
-            assert not any("not exported" in str(caution.message) for caution in cautions)
-            fitting += 1
+        is_beyond = any(row.largest_code(bits) > 127 for bits, row in found)
+        is_told = any("not exported" in str(caution.message) for caution in cautions)
+        assert is_told == is_beyond
+        said, fitting = said + is_beyond, fitting + (not is_beyond)
     assert said > 0
     assert fitting > 1000
 
@@ -274,7 +255,6 @@ def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range)
     ("policy", "text"),
     [
         (BitPolicy(), "BitPolicy()"),
-        (BitPolicy.mobile(4), "BitPolicy()"),
         (BitPolicy.mobile(2), "BitPolicy(weight_bits=2, activation_bits=2)"),
         (BitPolicy(input_range=(0, 255)), "BitPolicy(input_range=(0.0, 255.0))"),
         (
@@ -318,19 +298,15 @@ def test_what_is_said_of_dorefas_weights_asks_for_them(fields):
     assert _weights(BitPolicy.mobile(2, **fields).at("inside")) == "dorefa"
 
 
-def test_the_paper_has_its_own_weights_at_all_bits():
-    assert {BitPolicy.paper(bits).weight_quantizer for bits in range(1, 9)} == {"dorefa"}
-
-
 L = keras.layers
 
 
-def test_a_layer_config_takes_every_field_of_one_layer_and_can_be_made_of_a_policy():
+def test_a_layer_config_takes_every_field_of_one_layer():
     own = {"weight_bits": 3, "activation_bits": None, "stream_bits": 6, "rescale": "none"}
     own |= {"requantize_streams": True, "weight_grid": "rounded", "clipping_gradient": "pact"}
     own |= {"weight_range": "layer", "detach_max": False, "initial_clipping_level": 2.5}
-    config = LayerConfig.from_policy(BitPolicy(**own))
-    assert set(config.fields) == set(PER_LAYER_FIELDS)
+    fields = BitPolicy(**own).to_dict()
+    config = LayerConfig(**{name: fields[name] for name in PER_LAYER_FIELDS})
     assert config.fields.items() >= own.items()
     again = LayerConfig.from_config(json.loads(json.dumps(config.get_config())))
     assert again == config
@@ -339,21 +315,16 @@ def test_a_layer_config_takes_every_field_of_one_layer_and_can_be_made_of_a_poli
     assert LayerConfig() != config.fields
 
 
-PLACED = PlacedConfig(
-    weights=DorefaQuantizer(num_bits=3, range_axes=(3,)),
-    output=StreamQuantizer(num_bits=8, ceiling=6.0),
-    annotation={"weight_bits": 3},
-    inserted=True,
-)
-
-
 def test_a_placed_config_survives_a_trip_through_json():
-    again = PlacedConfig.from_config(json.loads(json.dumps(PLACED.get_config())))
-    assert again == PLACED
-    assert hash(again) == hash(PLACED)
+    weights, output = DorefaQuantizer(num_bits=3, range_axes=(3,)), StreamQuantizer(num_bits=8)
+    marks = {"annotation": {"weight_bits": 3}, "inserted": True}
+    placed = PlacedConfig(weights=weights, output=output, **marks)
+    again = PlacedConfig.from_config(json.loads(json.dumps(placed.get_config())))
+    assert again == placed
+    assert hash(again) == hash(placed)
     assert PlacedConfig.from_config(PlacedConfig().get_config()) == PlacedConfig()
-    assert PlacedConfig() != PLACED
-    assert "DorefaQuantizer(num_bits=3" in repr(PLACED)
+    assert PlacedConfig() != placed
+    assert "DorefaQuantizer(num_bits=3" in repr(placed)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Statistics of BatchNormalization tell what a model was trained on, before they are replaced."""
+"""What a model says of the range that it was trained on: by statistics, certainty and borders."""
 
-import re
+import warnings
 
 import numpy as np
 import pytest
@@ -10,22 +10,18 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.exact.certificate.inputs import CheckedRange, checked_by_accuracy
 from sat_tf.exact.certificate.rules import INPUT_RANGES
-from sat_tf.exact.tflite.input_range import InputRange, range_of
-from sat_tf.graph import layer_kinds
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange, range_of
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
-from sat_tf.qat.input_range_checks import _off, range_statistics
-from sat_tf.qat.inputs import input_nodes
+from sat_tf.qat.input_range_checks import _leads, _off, certainty_doubt, range_statistics
+from sat_tf.qat.inputs import AnotherBorderWarning, borders, input_nodes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.value_ranges import PixelRanges, Spread, Spreads
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.training.data.digits import load_digits
-from tests.qat import float_models
+from tests.qat.float_models import L, chain, model_of
 
-L = keras.layers
 RANGES = [(0, 255), (0, 1), (-1, 1), (-0.5, 0.5), "torch", "caffe"]
 DRAW = np.random.default_rng(0)
 # Digits in colours of their own, on grounds of their own.
@@ -33,25 +29,24 @@ PICTURES = load_digits(16).train_images[:96].astype(np.float32)
 PICTURES = np.uint8(np.clip(PICTURES * DRAW.uniform(0.3, 1, (96, 1, 1, 3)) + 20.0, 0, 255))
 
 
-def _model(order="conv, norm, relu", end="logits"):
+SHAPE = (16, 16, 3)
+
+
+def _model(order="conv, norm, relu"):
     keras.utils.set_random_seed(1)
-    image = keras.Input((16, 16, 3), name="image")
-    x = image
-    for place, channels in enumerate((12, 8)):
-        for kind in order.split(", "):
-            layer = {
-                "conv": L.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv{place}"),
-                "norm": L.BatchNormalization(name=f"norm{place}"),
-                "relu": L.ReLU(name=f"relu{place}"),
-                "depthwise": L.DepthwiseConv2D(3, use_bias=False, name=f"depthwise{place}"),
-                "flat": L.Flatten(name=f"flat{place}"),
-                "dense": L.Dense(channels, name=f"dense{place}"),
-            }[kind]
-            x = layer(x)
-        if "flat" in order:
-            break
-    x = L.GlobalAveragePooling2D()(x) if len(x.shape) == 4 else x
-    return keras.Model(image, L.Dense(3, name="head")(x), name="trained")
+    layers, is_flat = [], "flat" in order
+    for place, channels in enumerate((12,) if is_flat else (12, 8)):
+        of_kind = {
+            "conv": L.Conv2D(channels, 3, padding="same", use_bias=False, name=f"conv{place}"),
+            "norm": L.BatchNormalization(name=f"norm{place}"),
+            "relu": L.ReLU(name=f"relu{place}"),
+            "depthwise": L.DepthwiseConv2D(3, use_bias=False, name=f"depthwise{place}"),
+            "flat": L.Flatten(name=f"flat{place}"),
+            "dense": L.Dense(channels, name=f"dense{place}"),
+        }
+        layers += [of_kind[kind] for kind in order.split(", ")]
+    pool = [] if is_flat else L.GlobalAveragePooling2D()
+    return model_of(*layers, pool, L.Dense(3, name="head"), shape=SHAPE, name="trained")
 
 
 def _trained(value, share=1.0, **options):
@@ -66,11 +61,6 @@ def _trained(value, share=1.0, **options):
 
 def _scale(input_range):
     return round(float(np.mean(input_range.scales)), 6)
-
-
-def _checked_by(quantized):
-    (node,) = input_nodes(Network(quantized)).values()
-    return output_quantizer(node.layer).checked_by(node.layer.output_variables)
 
 
 def _statistics(model, value, pictures=PICTURES):
@@ -109,11 +99,10 @@ def test_the_range_of_the_training_fits_alone_and_no_other_does(trained, order):
 @pytest.mark.parametrize("stated", ["torch", "caffe"])
 def test_what_folded_layers_pad_with_hides_no_contradiction(stated):
     keras.utils.set_random_seed(1)
-    image = keras.Input((16, 16, 3), name="image")
-    x = L.Conv2D(12, 3, padding="same", strides=2, activation="relu")(image)
-    x = L.Conv2D(8, 3, padding="same", activation="relu", name="second")(x)
-    x = L.BatchNormalization(name="norm")(L.Conv2D(8, 3, padding="same")(x))
-    model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(L.ReLU()(x))))
+    layers = [L.Conv2D(12, 3, padding="same", strides=2, activation="relu")]
+    layers += [L.Conv2D(8, 3, padding="same", activation="relu", name="second")]
+    layers += [L.Conv2D(8, 3, padding="same"), L.BatchNormalization(name="norm"), L.ReLU()]
+    model = model_of(*layers, L.GlobalAveragePooling2D(), L.Dense(3), shape=SHAPE)
     estimate_statistics(model, range_of((0, 1)).fed(PICTURES))
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_range=stated))
     with pytest.raises(ValueError, match=r"which is \(0, 1\) by the statistics"):
@@ -140,23 +129,18 @@ def test_a_model_of_a_few_steps_on_small_values_is_not_one_of_pixels():
 def test_what_was_never_trained_witnesses_nothing():
     assert _statistics(_model(), (0, 255)) is None
     frozen = _trained((0, 1))
-    image = keras.Input((16, 16, 3), name="image")
-    x = frozen.get_layer("norm0")(frozen.get_layer("conv0")(image), training=True)
-    by_batch = keras.Model(image, L.Flatten()(x))
-    assert _statistics(by_batch, (0, 255)) is None
-    without = keras.Sequential([keras.Input((16, 16, 3)), L.Conv2D(4, 3), L.Flatten(), L.Dense(3)])
+    norm = frozen.get_layer("norm0")
+    layers = [frozen.get_layer("conv0"), lambda x: norm(x, training=True), L.Flatten()]
+    assert _statistics(model_of(*layers, shape=SHAPE), (0, 255)) is None
+    without = model_of(L.Conv2D(4, 3), L.Flatten(), L.Dense(3), shape=SHAPE)
     assert _statistics(without, (0, 255)) is None
-
-
-def test_statistics_drawn_at_random_witness_nothing():
-    wrong = 0
+    # Nor do statistics drawn at random.
     for seed in range(6):
         model, draw = _model(), np.random.default_rng(seed)
         for layer in (model.get_layer("norm0"), model.get_layer("norm1")):
             layer.moving_mean.assign(draw.normal(0.0, 0.3, layer.moving_mean.shape))
             layer.moving_variance.assign(draw.uniform(0.3, 2.0, layer.moving_mean.shape))
-        wrong += _statistics(model, (0, 255)).fitting is not None
-    assert wrong == 0
+        assert _statistics(model, (0, 255)).fitting is None
 
 
 DOMAINS = {
@@ -201,16 +185,13 @@ def test_how_far_statistics_are_off_is_a_mean_of_shift_and_spread():
     np.testing.assert_array_equal(_off([norm], [far]), 3.0)
 
 
-def test_scalings_in_words_are_those_that_the_model_is_fed():
+def test_scalings_in_words_are_those_that_the_model_is_fed_and_pixels_come_back():
     images = np.arange(256.0)
     for value in ((0, 255), (0, 1), (-1, 1), (-0.5, 0.5), (-128, 127), (3, 7)):
         found = range_of(value)
         fed = eval(found.scaling, {"images": images})
         np.testing.assert_allclose(fed, found.fed(images), atol=1e-5 * max(map(abs, value)))
     assert 'mode="torch"' in range_of("torch").scaling.replace("'", '"')
-
-
-def test_pixels_are_what_a_model_was_fed_for():
     pixels = np.arange(24.0).reshape(2, 4, 3)
     for value in RANGES:
         found = range_of(value)
@@ -257,10 +238,9 @@ def test_reconstruction_reads_the_statistics_of_the_float_model(of_tf):
 @pytest.mark.thorough
 def test_uint8_pixels_are_scaled_and_other_numbers_are_not(of_tf):
     policy = BitPolicy.mobile(4, input_range=(-1, 1))
-    found = []
+    found, quantized = [], sat_tf.quantize_model(of_tf, policy)
     batches = tf.data.Dataset.from_tensor_slices((PICTURES, np.zeros(96))).batch(40)
-    start = sat_tf.quantize_model(of_tf, policy).get_weights()
-    quantized = sat_tf.quantize_model(of_tf, policy)
+    start = quantized.get_weights()
     for images in (range_of((-1, 1)).fed(PICTURES), PICTURES, batches):
         quantized.set_weights(start)
         sat_tf.calibrate(quantized, images)
@@ -316,7 +296,7 @@ def test_a_certificate_says_what_the_range_was_checked_by_and_is_amber_where_not
     assert found.verdict.kind == "good"
 
     layers = [L.Conv2D(4, 3, name="conv"), L.Flatten(), L.Dense(3, name="head")]
-    without = keras.Sequential([keras.Input((16, 16, 3), name="image"), *layers])
+    without = model_of(*layers, shape=SHAPE)
     quantized = sat_tf.calibrate(sat_tf.quantize_model(without, 8), PICTURES)
     found = _certificate(quantized, tmp_path)
     assert found.verdict.kind == "watch"
@@ -351,9 +331,8 @@ def test_a_float_model_beside_a_file_checks_its_range(of_tf, tmp_path):
 
 
 def test_layers_of_the_model_that_convert_pixels_check_them(tmp_path):
-    image = keras.Input((16, 16, 3), name="image")
-    x = L.Conv2D(4, 3, name="conv")(L.Rescaling(1 / 127.5, -1.0, name="scaled")(image))
-    model = keras.Model(image, L.Dense(3, name="head")(L.Flatten()(x)))
+    layers = [L.Rescaling(1 / 127.5, -1.0, name="scaled"), L.Conv2D(4, 3, name="conv")]
+    model = model_of(*layers, L.Flatten(), L.Dense(3, name="head"), shape=SHAPE)
     quantized = sat_tf.calibrate(sat_tf.quantize_model(model, 8), PICTURES)
     (found,) = _certificate(quantized, tmp_path).input_ranges
     assert found.checked_by == "the model's own layer scaled, which converts pixels"
@@ -364,7 +343,9 @@ def test_another_range_by_requantize_is_checked_by_nothing_that_was_before(of_tf
     quantized = sat_tf.calibrate(sat_tf.quantize_model(of_tf, policy), PICTURES)
     for value, checked in (((-1, 1), True), ((0, 1), False)):
         other = sat_tf.requantize(quantized, BitPolicy.mobile(4, input_range=value))
-        assert bool(_checked_by(other)) is checked
+        (node,) = input_nodes(Network(other)).values()
+        said = output_quantizer(node.layer).checked_by(node.layer.output_variables)
+        assert bool(said) is checked
 
 
 @pytest.mark.thorough
@@ -378,162 +359,184 @@ def test_a_second_calibration_knows_no_more_than_the_first(tmp_path):
     assert _certificate(quantized, tmp_path).input_ranges[0].checked_by == ""
 
 
-# Levels from the weights.
-FROM_WEIGHTS = {"initial_clipping_level": None, "initial_classifier_clipping_level": None}
+@pytest.fixture(scope="module", params=["tf_keras", "keras"])
+def library(request):
+    return pytest.importorskip(request.param)
 
 
-def _mobile(bits, **fields):
-    return BitPolicy.mobile(bits, **FROM_WEIGHTS, **fields)
+def _pixels():
+    return load_digits(8).train_images[:512].astype(np.float32)
 
 
-def _spreads(model):
-    network, grid = Network(model), BitPolicy().range_of("image").grid
-    pixels = PixelRanges(network, dict.fromkeys(network.inputs, grid))
-    return Spreads(network, pixels, lambda name: layer_kinds.kernel_of(network[name].layer))
+def _trained_on(library, divisor, entrance=(), end="softmax"):
+    """A network without normalization that was trained on pixels divided by something."""
+    library.utils.set_random_seed(0)
+    layers = library.layers
+    image = library.Input((8, 8, 3), name="image")
+    if end == "apart":
+        ends = [layers.Dense(10), layers.Softmax()]
+    else:
+        ends = [layers.Dense(1 if end == "sigmoid" else 10, activation=end or None)]
+    front = [*entrance, layers.Conv2D(16, 3, activation="relu"), layers.Flatten()]
+    model = library.Model(image, chain(image, front, ends))
+    labels = load_digits(8).train_labels[:512]
+    loss = library.losses.SparseCategoricalCrossentropy(from_logits=not end)
+    if end == "sigmoid":
+        labels, loss = (labels > 4).astype(np.float32), "binary_crossentropy"
+    model.compile(library.optimizers.Adam(5e-3), loss)
+    model.fit(_pixels() / divisor, labels, epochs=12, verbose=0)
+    return model
 
 
-FUNCTIONS = {
-    "rectifier": lambda x: L.ReLU()(x),
-    "ceiling": lambda x: L.ReLU(1.0)(x),
-    "swish": lambda x: L.Activation("swish")(x),
-    "leaky": lambda x: L.LeakyReLU(0.1)(x),
-    "prelu": lambda x: L.PReLU("ones", shared_axes=[1, 2])(x),
-    "doubled": lambda x: L.Add()([L.ReLU()(x)] * 2),
-    "concatenation": lambda x: L.Concatenate()([x, L.ReLU()(x)]),
-    "pointwise": lambda x: L.Conv2D(3, 1, bias_initializer="ones", name="conv")(x),
-    "pointwise_groups": lambda x: L.Conv2D(6, 1, groups=2, name="conv")(x),
-    "depthwise": lambda x: L.DepthwiseConv2D(1, depth_multiplier=2, name="conv")(x),
-    "dense": lambda x: L.Dense(5, activation="relu", name="dense")(x),
-    "flattened": lambda x: L.Dense(5, name="dense")(L.Flatten()(x)),
-}
+@pytest.fixture(scope="module")
+def on_unit(library):
+    return _trained_on(library, 255.0)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_moments_are_those_of_values_that_do_not_know_of_each_other(name):
-    draw, tensor = np.random.default_rng(0), keras.Input((8, 8, 4), name="image")
-    norm = L.BatchNormalization(name="bn", epsilon=0.0)
-    hidden = norm(tensor)
-    norm.set_weights([draw.uniform(0.5, 2.0, 4), draw.normal(size=4), np.zeros(4), np.ones(4)])
-    values = draw.normal(size=(512, 8, 8, 4)).astype(np.float32)
-    tf.random.set_seed(0)
-    model = keras.Model(tensor, FUNCTIONS[name](hidden))
-    found = _spreads(model)[model.layers[-1].name]
-    seen = model.predict_on_batch(values).reshape(-1, model.output_shape[-1])
-    # No two values are alike if a kernel has one pixel, and Dense one value of each pixel.
-    tolerance = 0.6 if name == "flattened" else 0.08
-    room = {"atol": tolerance * np.std(seen)}
-    np.testing.assert_allclose(found.mean, seen.mean(axis=0), **room)
-    deviation = np.sqrt(found.variance)
-    np.testing.assert_allclose(deviation, seen.std(axis=0), rtol=tolerance, **room)
-
-
-def test_a_normalization_is_known_whatever_is_in_front_of_it():
-    model = float_models.build("mobile_block")
-    spreads = _spreads(model)
-    norm = model.get_layer("a_bn")
-    found = spreads["a_bn"]
-    np.testing.assert_allclose(found.mean, norm.beta, rtol=1e-6)
-    assert found.known
-    assert found.source == "γ and β of a_bn"
-    assert spreads["a_relu"].source == "γ and β of a_bn"
-    assert spreads["add"].known
-    assert not spreads["a"].known  # it reads pixels
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("kind", [PactQuantizer, StreamQuantizer])
-def test_the_level_has_the_smallest_error_on_normal_values(bits, kind):
-    draw = np.random.default_rng(0)
-    mean, deviation = np.array([0.5, -1.0, 0.0]), np.array([1.0, 2.0, 0.3])
-    values = draw.normal(mean, deviation, (20000, 3)).astype(np.float32)
-    quantiles = np.linspace(-4.5, 4.5, 91)
-    quantizer = kind(num_bits=bits)
-    found = Spread(mean[:, None] + deviation[:, None] * quantiles, "").best_level(quantizer)
-    wanted = values if quantizer.signed else np.maximum(values, 0.0)
-    power = 4 if bits == 8 else 2
-
-    def error(level):
-        weights = {"clipping_level": tf.constant(level, tf.float32)}
-        return np.mean(np.abs(quantizer(values, False, weights).numpy() - wanted) ** power)
-
-    smallest = min(error(level) for level in np.linspace(0.5, 9.0, 86))
-    # 60000 values have no such tail as a normal distribution, which counts at the fourth power.
-    found /= 1.5  # the room for longer tails
-    assert error(found) <= (2.5 if bits == 8 else 1.1) * smallest
-
-
-def _levels(model):
-    """The clipping levels, by the names of layers."""
-    named = {layer.name: getattr(layer, "output_variables", {}) for layer in model.layers}
-    levels = {name: variables.get("clipping_level") for name, variables in named.items()}
-    return {name: float(level) for name, level in levels.items() if level is not None}
-
-
-def test_levels_are_near_those_of_calibration_where_statistics_are_those_of_the_images():
-    images = float_models.images(64)
-    model = float_models.build("mobile_block")
-    norms = [layer for layer in model.layers if isinstance(layer, L.BatchNormalization)]
-    for norm in norms:
-        norm.momentum = 0.0
-    model(images, training=True)
-    for bits in (4, 8):
-        quantized = sat_tf.quantize_model(model, _mobile(bits, weight_bits=8))
-        found = _levels(quantized)
-        calibrated = _levels(sat_tf.calibrate(quantized, images, batch_normalization=False))
-        del found["quant_pool"]  # the mean of pixels that are drawn one by one hardly varies
-        for name, level in found.items():
-            assert 0.5 < level / calibrated[name] < 2.6, (name, level, calibrated[name])
-
-
-def test_a_rectifiers_ceiling_is_never_exceeded():
-    model = sat_tf.quantize_model(float_models.build("relu6"), _mobile(8))
-    assert all(level <= 6.0 for level in _levels(model).values())
-
-
-def test_the_paper_has_levels_of_its_own():
-    paper = BitPolicy.paper(4)
-    assert (paper.initial_clipping_level, paper.initial_classifier_clipping_level) == (8.0, 10.0)
-
-
-def test_new_levels_of_another_policy_follow_the_effective_weights():
-    model = float_models.build("without_normalization")
-    direct = _levels(sat_tf.quantize_model(model, _mobile(8)))
-    other = sat_tf.quantize_model(model, BitPolicy(weight_bits=None, activation_bits=None))
-    assert _levels(sat_tf.requantize(other, _mobile(8))) == pytest.approx(direct, rel=0.02)
+def _said(model, divisor=1.0, **fields):
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy(**fields))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        sat_tf.calibrate(quantized, _pixels()[:64] / divisor, progress=False)
+    return [str(one.message) for one in found if "image: " in str(one.message)]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", float_models.EVERY)
-def test_every_level_is_positive_and_finite(name):
-    levels = _levels(sat_tf.quantize_model(float_models.build(name), _mobile(4)))
-    assert all(0.0 < level < np.inf for level in levels.values())
+def test_a_classifier_is_warned_of_where_it_is_not_fed_what_it_was_trained_on(library, on_unit):
+    for fields in ({}, {"input_range": (0, 255)}):
+        (said,) = _said(on_unit, **fields)
+        assert "fed input_range=(0, 255), the model is as certain of a class as float32" in said
+        assert "fed input_range=(0, 1) it is not" in said
+    assert _said(on_unit, 255.0, input_range=(0, 1)) == []
+    assert _said(_trained_on(library, 1.0)) == []
 
 
-def test_explain_says_where_each_level_comes_from():
-    plan = sat_tf.explain(float_models.build("mobile_block"), _mobile(4))
-    rows = {row.name: row for row in plan.rows}
-    assert re.search(r"clipping level from γ and β of a_bn", rows["a_relu"].activation_reason)
-    plan = sat_tf.explain(float_models.build("without_normalization"), _mobile(4))
-    rows = {row.name: row for row in plan.rows}
-    assert "typical pixels: a guess, calibrate" in rows["b_relu"].activation_reason
+@pytest.mark.thorough
+def test_a_model_that_converts_pixels_is_to_be_fed_pixels_and_not_converted_ones(library):
+    rescaling = _trained_on(library, 1.0, [library.layers.Rescaling(1 / 255, name="scaled")])
+    assert _said(rescaling) == []
+    (said,) = _said(rescaling, 255.0, input_range=(0, 1))
+    assert "own layer scaled makes values that lie 0.00392 apart of input_range=(0, 1)" in said
+    assert "input_range=(0, 255) fits that layer" in said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["apart", "sigmoid", ""])
+def test_probabilities_and_logits_are_read_wherever_they_are_made(library, end):
+    model = _trained_on(library, 255.0, end=end)
+    (said,) = _said(model)
+    assert "fed input_range=(0, 1) it is not" in said
+    if not end:  # logits are taken for such where the policy says no range
+        assert "BitPolicy(input_range=(0, 255)) says so" in said
+        assert _said(model, input_range=(0, 255)) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("divisor", [1.0, 255.0])
+def test_normalization_is_known_by_what_it_makes_of_a_range(library, divisor):
+    layer = library.layers.Normalization(name="adapted")
+    layer.adapt(_pixels() / divisor)
+    model = _trained_on(library, divisor, [layer])
+    own, other = ({"input_range": (0, 1)}, {})[:: -1 if divisor == 1.0 else 1]
+    assert _said(model, divisor, **own) == []
+    said = _said(model, 1.0 if divisor > 1.0 else 255.0, **other)
+    assert any("own layer" in one for one in said), said
+
+
+def test_a_lead_is_a_mean_over_the_rows_of_an_image_and_in_every_range_no_doubt():
+    rows = np.array([[[1.0, 5.0, 2.0], [0.0, 0.0, 7.0]], [[1.0, 1.0, 1.0], [4.0, 2.0, 0.0]]])
+    assert _leads(rows).tolist() == [5.0, 1.0]
+    dense = L.Dense(3)
+    network = Network(model_of(L.Flatten(), dense, shape=(2, 2, 3)))
+    images = np.full((4, 2, 2, 3), 255.0)
+    kernel, bias = np.zeros((12, 3), np.float32), np.float32([0, 0, 100])
+    kernel[0, 2] = 1.0
+
+    def doubt(weights):
+        dense.set_weights(weights)
+        return certainty_doubt(network, images, PIXELS, is_stated=False)
+
+    assert doubt([0 * kernel, bias]) is None
+    assert "input_range=(0, 1) it is not" in doubt([10 * kernel, 0 * bias])
+    assert doubt([0.2 * kernel, 0 * bias]) is None  # 51 apart
+    unit = InputRange((0.0,), (1.0,))
+    assert certainty_doubt(network, images / 255, unit, is_stated=False) is None
+
+
+TILES = np.random.default_rng(0).integers(0, 256, (64, 4, 4, 3), np.uint8)
+TILES = TILES.repeat(3, axis=1).repeat(3, axis=2)
+
+
+def _padding(first):
+    keras.utils.set_random_seed(1)
+    layers = [first, L.ReLU(), L.Conv2D(4, 3, name="inner"), L.Flatten(), L.Dense(5, name="head")]
+    return model_of(*layers, shape=(12, 12, 3))
+
+
+FIRST = {
+    "same": lambda: L.Conv2D(8, 3, 2, padding="same", name="first"),
+    "depthwise": lambda: L.DepthwiseConv2D(5, padding="same", activation="relu", name="first"),
+    "dilated": lambda: L.Conv2D(8, 3, dilation_rate=2, padding="same", name="first"),
+    "padding": lambda: keras.Sequential([L.ZeroPadding2D(((1, 0), (2, 1))), L.Conv2D(8, 3)]),
+}
+
+
+def _error_of(model, quantized, images):
+    """How far the outputs of a calibrated model are off, in standard deviations."""
+    sat_tf.calibrate(quantized, images, progress=False)
+    expected, found = (np.asarray(each(images)) for each in (model, quantized))
+    return np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
+
+
+@pytest.mark.parametrize("pixels", [(1, 2), (-5, -3), ((0, 1, -2), (1, 3, 5))], ids=str)
+@pytest.mark.parametrize("first", FIRST)
+def test_the_error_of_a_border_is_told_before_the_training(first, pixels):
+    model = _padding(FIRST[first]())
+    policy = BitPolicy.mobile(8, input_range=pixels)
+    with pytest.warns(AnotherBorderWarning, match="instead of 0.*standard deviations.*in front"):
+        quantized = sat_tf.quantize_model(model, policy)
+    (line,) = sat_tf.explain(model, policy).inputs
+    told = float(line.split("outputs are off by ")[1].split(" standard")[0])
+    off = _error_of(model, quantized, policy.range_of("image").fed(TILES))
+    assert told == pytest.approx(off, rel=0.4)
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
-    [
-        (L.Conv1DTranspose(6, 3, 2), L.Conv2DTranspose(6, (1, 3), (1, 2))),
-        (L.DepthwiseConv1D(3, depth_multiplier=2), L.DepthwiseConv2D((1, 3), depth_multiplier=2)),
-    ],
-    ids=["transposed", "depthwise"],
+    ("first", "pixels"),
+    [("same", (0, 1)), ("same", (-1, 1)), ("same", (-0.4, 2.7)), ("valid", (1, 2))],
 )
-def test_layers_of_sequences_are_those_of_images_with_one_row(one, two):
-    models, spreads = [], []
-    for layer, shape in ((one, (8, 4)), (two, (1, 8, 4))):
-        image = keras.Input(shape, name="image")
-        tensor = L.Conv2D(5, (1, 3)) if len(shape) == 3 else L.Conv1D(5, 3)
-        tensor = L.ReLU()(L.BatchNormalization()(tensor(image)))
-        models.append(keras.Model(image, layer(tensor)))
-        weights = zip(models[0].weights, models[-1].weights, strict=True)
-        models[-1].set_weights([np.reshape(weight, other.shape) for weight, other in weights])
-        spreads.append(_spreads(models[-1])[layer.name].values)
-    np.testing.assert_array_equal(*spreads)
+def test_a_border_that_is_0_or_that_nothing_pads_is_not_spoken_of(first, pixels):
+    model = _padding(L.Conv2D(8, 3, padding=first))
+    policy = BitPolicy.mobile(8, input_range=pixels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnotherBorderWarning)
+        sat_tf.quantize_model(model, policy)
+    assert "instead of 0" not in sat_tf.explain(model, policy).inputs[0]
+
+
+def test_a_border_is_told_of_what_reads_the_image_and_of_the_layers_that_pad():
+    image = keras.Input((12, 12, 3), name="image")
+    padded = L.Conv2D(8, 3, padding="same", name="pads")(image)
+    hidden = L.Concatenate()([padded, L.Conv2D(8, 1, name="plain")(image)])
+    outputs = [L.Dense(5)(L.Flatten()(hidden)), L.Cropping2D(2)(image)]
+    network, fed = Network(keras.Model(image, outputs)), {"image": range_of((1, 2))}
+    (border,) = borders(network, fed)
+    assert border.layers == ("pads",)
+    assert 0.01 < border.error < 1.0  # the cropped image is as it was
+
+
+def test_zeros_that_are_other_pixels_in_each_channel_are_told_and_too_small_to_warn_of():
+    model = _padding(FIRST["same"]())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnotherBorderWarning)
+        quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_range="torch"))
+    (line,) = sat_tf.explain(model, BitPolicy.mobile(8, input_range="torch")).inputs
+    assert "first pads with (-0.166, -0.0399, 0.182) instead of 0" in line
+    again = sat_tf.explain(quantized, BitPolicy.mobile(4, input_range="torch"))
+    assert "instead of 0" not in again.inputs[0]
+
+
+def test_preprocessing_in_front_pads_with_0():
+    layers = [L.Rescaling(1 / 255, 1.0), L.Conv2D(8, 3, padding="same"), L.ReLU(), L.Flatten()]
+    model = model_of(*layers, L.Dense(5), shape=(12, 12, 3))
+    assert _error_of(model, sat_tf.quantize_model(model, 8), TILES.astype(np.float32)) < 0.05

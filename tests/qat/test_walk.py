@@ -12,20 +12,12 @@ import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.qat import images, walk
 from sat_tf.qat.calibrate import estimate_statistics
-from sat_tf.qat.images import (
-    Batches,
-    FileArray,
-    elements_of,
-    fed_batches,
-    gather,
-    images_at_once,
-)
+from sat_tf.qat.images import Batches, FileArray, elements_of, fed_batches, gather, images_at_once
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import CoarseValuesWarning
 from sat_tf.qat.walk import as_graph, call_node
 from tests.qat import float_models
-
-L = keras.layers
+from tests.qat.float_models import L, model_of
 
 
 def _walked(network, images, **options):
@@ -45,12 +37,8 @@ def _walked(network, images, **options):
 @pytest.fixture
 def parted(monkeypatch):
     """Sets how large parts are; nothing is too small for them."""
-
-    def set_size(at_once):
-        monkeypatch.setattr(walk, "_BYTES_AT_ONCE", at_once)
-        monkeypatch.setattr(walk, "_MOST_BYTES", at_once)
-
-    return set_size
+    names = ("_BYTES_AT_ONCE", "_MOST_BYTES")
+    return lambda at_once: [monkeypatch.setattr(walk, name, at_once) for name in names]
 
 
 @pytest.mark.parametrize("name", ["mobile_block", "dropout", "without_normalization"])
@@ -72,9 +60,8 @@ def test_a_network_in_parts_computes_what_it_does_on_the_whole_batch(parted, nam
 
 
 def test_parts_have_as_many_images_as_memory_takes(parted):
-    image = keras.Input((8, 8, 2))
-    wide = L.Conv2D(16, 1, name="wide")(image)
-    model = keras.Model(image, L.Dense(3, name="last")(L.GlobalAveragePooling2D(name="mean")(wide)))
+    layers = [L.Conv2D(16, 1, name="wide"), L.GlobalAveragePooling2D(name="mean")]
+    model = model_of(*layers, L.Dense(3, name="last"), shape=(8, 8, 2))
     parted(20 * 8 * 8 * 16 * 4)
     _, sizes = _walked(Network(model), (np.ones((45, 8, 8, 2), np.float32),))
     assert sizes == {"wide": [16, 16, 13], "mean": [16, 16, 13], "last": [45]}
@@ -82,25 +69,22 @@ def test_parts_have_as_many_images_as_memory_takes(parted):
     assert sizes == {"wide": [16, 16, 13], "mean": [45], "last": [45]}
 
 
-def _mixed(tensor):
-    return L.Lambda(lambda x: x - tf.reduce_mean(x, axis=0), name="mixed")(tensor)
-
-
-def _of_pixels(tensor):
-    pixels = L.Lambda(lambda x: tf.reshape(x, (-1, 3)), name="pixels")(tensor)
-    dense = L.Dense(2, name="dense")(pixels)
-    return L.Lambda(lambda x: tf.reshape(x, (-1, 8, 8, 2)), name="back")(dense)
+MIXED = [L.Lambda(lambda x: x - tf.reduce_mean(x, axis=0), name="mixed")]
+OF_PIXELS = [
+    L.Lambda(lambda x: tf.reshape(x, (-1, 3)), name="pixels"),
+    L.Dense(2, name="dense"),
+    L.Lambda(lambda x: tf.reshape(x, (-1, 8, 8, 2)), name="back"),
+]
 
 
 @pytest.mark.parametrize(
     ("layers", "parts"),
-    [(_mixed, {"mixed": [9]}), (_of_pixels, {"pixels": [576], "dense": [576], "back": [9]})],
+    [(MIXED, {"mixed": [9]}), (OF_PIXELS, {"pixels": [576], "dense": [576], "back": [9]})],
     ids=["layers that may mix images", "tensors with other rows than images"],
 )
 def test_what_may_mix_images_is_not_cut(parted, layers, parts):
     parted(1)
-    image = keras.Input((8, 8, 3))
-    model = keras.Model(image, L.Conv2D(2, 1, name="conv")(layers(image)))
+    model = model_of(*layers, L.Conv2D(2, 1, name="conv"))
     images = float_models.images(9)
     made, sizes = _walked(Network(model), (images,))
     assert sizes == {**parts, "conv": [1] * 9}
@@ -110,8 +94,7 @@ def test_what_may_mix_images_is_not_cut(parted, layers, parts):
 @pytest.mark.parametrize(("at_once", "most"), [(1, 3), (2**24, 2)])
 def test_a_tensor_is_forgotten_when_it_has_been_read(parted, at_once, most):
     parted(at_once)
-    model = keras.Sequential([keras.Input((8, 8, 3)), *(L.Conv2D(4, 1) for _ in range(4))])
-    model.add(L.GlobalAveragePooling2D())
+    model = model_of(*(L.Conv2D(4, 1) for _ in range(4)), L.GlobalAveragePooling2D())
     made = []
 
     def call(node, inputs):
@@ -125,67 +108,54 @@ def test_a_tensor_is_forgotten_when_it_has_been_read(parted, at_once, most):
     assert len(made) == 4 * (6 if at_once == 1 else 1)
 
 
-def _called(layers, images):
-    """The names of layers in the order in which parts of one image are computed."""
-    model, calls = keras.Sequential([keras.Input(images.shape[1:]), *layers]), []
+@pytest.mark.parametrize(
+    "layers",
+    # Also more layers than calls can be nested.
+    [[L.Conv2D(4, 1) for _ in range(3)], [L.ReLU() for _ in range(400)]],
+    ids=["few", "many"],
+)
+def test_layers_are_called_in_their_order_and_parts_go_through_several_of_them(parted, layers):
+    parted(1)
+    calls = []
 
     def call(node, inputs):
         calls.append(node.name)
         return call_node(node, inputs, False)
 
-    walk.walk(Network(model), (images,), walk.each_part(call))
-    return calls
-
-
-def test_layers_are_called_in_their_order_and_parts_go_through_several_of_them(parted):
-    parted(1)
-    layers = [L.Conv2D(4, 1) for _ in range(3)]
-    assert _called(layers, float_models.images(2)) == [layer.name for layer in layers] * 2
-
-
-def test_a_network_may_have_more_layers_than_calls_can_be_nested(parted):
-    parted(1)
-    layers = [L.ReLU() for _ in range(400)]
-    assert len(_called(layers, np.ones((2, 8, 8, 1), np.float32))) == 2 * 400
-
-
-def _statistics(model, images):
-    estimate_statistics(model, images)
-    return [v.numpy() for v in model.variables if "moving_" in v.name]
-
-
-def _norms_behind_one(tensor):
-    """The second normalization shows what the first one makes of the batch."""
-    norm = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
-    return L.BatchNormalization()(L.ReLU()(norm(tensor)))
-
-
-def _one_twice(tensor):
-    """The second call has other statistics, and the last layer shows what both make of theirs."""
-    twice = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
-    return L.BatchNormalization()(L.Add()([twice(L.ReLU()(twice(tensor))), tensor]))
+    walk.walk(Network(model_of(*layers)), (float_models.images(2),), walk.each_part(call))
+    names = [layer.name for layer in layers]
+    assert calls == names * 2 if len(names) == 3 else sorted(calls) == sorted(names * 2)
 
 
 @pytest.mark.parametrize(
-    ("norms", "channels"), [*((_norms_behind_one, n) for n in (3, 16, 40, 43)), (_one_twice, 16)]
+    ("is_called_twice", "channels"), [*((False, n) for n in (3, 16, 40, 43)), (True, 16)]
 )
-def test_a_normalization_in_parts_is_that_of_the_whole_batch_bit_for_bit(parted, norms, channels):
+def test_a_normalization_in_parts_is_that_of_the_whole_batch_bit_for_bit(
+    parted, is_called_twice, channels
+):
     draw = np.random.default_rng(0)
     images = draw.normal(2.0, 3.0, (150, 8, 8, channels)).astype(np.float32)
-    found = []
+    statistics = []
     for at_once in (2**24, 5000):
         parted(at_once)
+        norm = L.BatchNormalization(gamma_initializer="ones", epsilon=0.3)
         image = keras.Input((8, 8, channels))
-        found.append(_statistics(keras.Model(image, norms(image)), images))
-    np.testing.assert_equal(*found)
+        x = L.ReLU()(norm(image))
+        # The second call has other statistics.
+        x = L.Add()([norm(x), image]) if is_called_twice else x
+        # The last layer shows what the others make of the batch.
+        model = keras.Model(image, L.BatchNormalization()(x))
+        estimate_statistics(model, images)
+        statistics.append([v.numpy() for v in model.variables if "moving_" in v.name])
+    np.testing.assert_equal(*statistics)
 
 
 @pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
 def test_values_that_get_few_codes_are_warned_of_in_parts_as_in_whole_batches(parted):
-    image = keras.Input((8, 8, 3))
     large, small = (L.Conv2D(4, 1, kernel_initializer="ones", name=n) for n in ("large", "small"))
-    joined = L.Concatenate(name="joined")([large(image), small(image)])
-    model = keras.Model(image, L.Dense(2)(L.GlobalAveragePooling2D()(joined)))
+    joined = L.Concatenate(name="joined")
+    layers = [lambda x: joined([large(x), small(x)]), L.GlobalAveragePooling2D(), L.Dense(2)]
+    model = model_of(*layers)
     large.kernel.assign(1000.0 * large.kernel)
     found = []
     for at_once in (2**24, 1):
@@ -244,41 +214,23 @@ def test_the_peak_of_calibration_does_not_grow_with_the_images():
     assert many < few + 24
 
 
-class Probe:
-    def __init__(self, factor):
-        self.factor, self.traced = factor, 0
-        self.measure = as_graph(self.run)
+def test_measurements_are_traced_once_for_equal_shapes_and_no_reason_to_warn(caplog):
+    traced = []
 
-    def run(self, x):
-        self.traced += 1
-        return self.factor * x
+    def scaled(x):
+        traced.append(x.shape)
+        return 3.0 * x
 
-
-def test_a_measurement_is_traced_once_for_equal_shapes():
-    probe = Probe(3.0)
-    assert [float(probe.measure(tf.constant(x))) for x in (1.0, 2.0)] == [3.0, 6.0]
-    assert probe.traced == 1
-
-
-def test_probes_of_many_models_are_no_reason_to_warn(caplog):
     # TensorFlow warns from the fifth of the last ten calls that trace on.
-    for factor in range(8):
-        Probe(float(factor)).measure(tf.constant(1.0))
+    for count in range(1, 9):
+        measure = as_graph(scaled)
+        assert [float(measure(tf.constant(x))) for x in (1.0, 2.0)] == [3.0, 6.0]
+        assert len(traced) == count
     assert "retracing" not in caplog.text
 
 
 # Seventy images of the size of the test models, with which rows can be told apart.
 ROWS = np.arange(70 * 8 * 8 * 3, dtype=np.float32).reshape(70, 8, 8, 3)
-
-
-@pytest.fixture
-def small_memory(monkeypatch):
-    """Anything but the smallest arrays goes to files."""
-    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 1000)
-
-
-def _network():
-    return Network(float_models.build("dropout"))
 
 
 def test_arrays_above_the_bound_are_in_a_file(monkeypatch):
@@ -290,9 +242,7 @@ def test_arrays_above_the_bound_are_in_a_file(monkeypatch):
     # Python has no public name for it.
     assert [rows._file._rolled for rows in (small, large)] == [False, True]
     assert (large.ndim, large.size, large.shape, len(large)) == (1, 11, (11,), 11)
-
-
-def test_rows_of_a_file_are_those_of_the_array():
+    # Rows of a file are those of the array.
     file = FileArray((0, 8, 8, 3), np.float32)
     file.append(ROWS[:20])
     file.append(ROWS[20:])
@@ -303,28 +253,22 @@ def test_rows_of_a_file_are_those_of_the_array():
     np.testing.assert_array_equal(file[7:11], [ROWS[7], -ROWS[0], -ROWS[1], ROWS[10]])
 
 
-@pytest.mark.usefixtures("small_memory")
-def test_gathered_batches_are_the_same_in_a_file():
-    batches = [ROWS[:30], ROWS[30:31], ROWS[31:]]
-    (found,) = gather(iter(batches), 512, _network())
-    assert isinstance(found, FileArray)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found[:], ROWS)
-    (few,) = gather(iter(batches), 40, _network())
+def test_gathered_batches_are_the_same_in_a_file(monkeypatch):
+    # Anything but the smallest arrays goes to files.
+    monkeypatch.setattr(images, "MOST_BYTES_IN_MEMORY", 1000)
+    network, batches = Network(float_models.build("dropout")), [ROWS[:30], ROWS[30:31], ROWS[31:]]
+    (rows,) = gather(iter(batches), 512, network)
+    assert isinstance(rows, FileArray)
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows[:], ROWS)
+    (few,) = gather(iter(batches), 40, network)
     np.testing.assert_array_equal(few[:], ROWS[:40])
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_batches_of_several_types_have_the_type_of_all():
+    # Batches of several types have the type of all, and an array of images is not copied.
     pixels = np.full((40, 8, 8, 3), 7, np.uint8)
-    (found,) = gather([pixels, ROWS, pixels], 512, _network())
-    np.testing.assert_array_equal(found[:], np.concatenate([pixels, ROWS, pixels]))
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_an_array_of_images_is_not_copied():
-    (found,) = gather(ROWS, 64, _network())
-    assert np.shares_memory(found, ROWS)
+    (mixed,) = gather([pixels, ROWS, pixels], 512, network)
+    np.testing.assert_array_equal(mixed[:], np.concatenate([pixels, ROWS, pixels]))
+    (same,) = gather(ROWS, 64, network)
+    assert np.shares_memory(same, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -342,25 +286,20 @@ def test_a_last_batch_of_less_than_half_is_part_of_the_one_before(count, sizes):
 def test_batches_are_smaller_where_tensors_are_large():
     found = []
     for rows in (64, 65):
-        image = keras.Input((rows, rows, 1))
-        wide = keras.layers.Conv2D(128, 1, use_bias=False)(image)
-        network = Network(keras.Model(image, keras.layers.GlobalAveragePooling2D()(wide)))
-        found.append(images_at_once(network))
+        layers = [L.Conv2D(128, 1, use_bias=False), L.GlobalAveragePooling2D()]
+        found.append(images_at_once(Network(model_of(*layers, shape=(rows, rows, 1)))))
     assert found == [64, 32]
     sizes = [len(batch) for (batch,) in Batches((np.arange(79),), size=32)]
     assert sizes == [32, 47]
 
 
-def test_batches_of_chosen_images_are_in_their_order():
+def test_batches_of_chosen_images_are_in_their_order_and_pixels_fed_batch_by_batch():
     chosen = np.arange(70)[::-1]
     done = []
     (batch,) = Batches((ROWS, ROWS[:, 0]), chosen, advance=done.append)
     np.testing.assert_array_equal(batch[0], ROWS[chosen])
     np.testing.assert_array_equal(batch[1], ROWS[chosen, 0])
     assert done == [70]
-
-
-def test_pixels_are_fed_batch_by_batch():
     pixels = np.arange(70, dtype=np.uint8)
     parts = list(fed_batches(pixels, lambda some: some / 2.0))
     assert [len(part) for part in parts] == [64, 6]
@@ -388,15 +327,10 @@ def _quantized(**fields):
     return sat_tf.quantize_model(model, BitPolicy.mobile(4, **fields))
 
 
-def _same(one, other):
-    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
-    return all(np.array_equal(mine, yours) for mine, yours in pairs)
-
-
 def test_a_folder_calibrates_as_its_pictures_do(pictures):
     of_folder = sat_tf.calibrate(_quantized(), str(pictures))
     of_array = sat_tf.calibrate(_quantized(), _in_order(pictures).astype(np.float32))
-    assert _same(of_folder, of_array)
+    np.testing.assert_equal(of_folder.get_weights(), of_array.get_weights())
 
 
 @pytest.mark.thorough
@@ -417,7 +351,8 @@ def test_pictures_to_train_on_are_taken_where_there_are_others(pictures, tmp_pat
     for name in ("cat", "dog"):  # other classes than those of train would be refused
         (data / "val" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8), "white").save(data / "val" / name / "white.png")
-    assert _same(sat_tf.calibrate(_quantized(), data), sat_tf.calibrate(_quantized(), expected))
+    one, other = (sat_tf.calibrate(_quantized(), images) for images in (data, expected))
+    np.testing.assert_equal(one.get_weights(), other.get_weights())
 
 
 def test_a_data_set_that_fails_while_it_is_read_says_why():

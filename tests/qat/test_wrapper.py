@@ -1,6 +1,6 @@
 import copy
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,8 +20,7 @@ from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from tests import reference
 from tests.qat import float_models
-
-L = keras.layers
+from tests.qat.float_models import L, model_of
 
 
 def _draw(shape=(2, 6, 6, 3), seed=0):
@@ -42,8 +41,7 @@ def _wrapped(layer, weights=None, output=None, **options):
 )
 def test_a_linear_layer_computes_with_its_effective_kernel(make):
     quantizer = DorefaQuantizer(num_bits=3, rescale="constant", fan_out=12)
-    wrapped = _wrapped(make(), quantizer)
-    x = _draw()
+    wrapped, x = _wrapped(make(), quantizer), _draw()
     found = wrapped(x).numpy()
     layer = wrapped.layer
     latent = layer.get_weights()[0]
@@ -72,15 +70,11 @@ def test_a_quantizer_takes_the_place_of_a_rectifier_inside_a_layer():
     assert wrapped.layer.activation is keras.activations.relu
 
 
-def test_a_quantizer_takes_the_place_of_a_whole_rectifier():
+def test_a_quantizer_takes_the_place_of_a_whole_rectifier_and_a_stream_s_stands_behind():
     wrapped = _wrapped(L.ReLU(6.0, name="relu"), None, PactQuantizer(num_bits=3, ceiling=6.0))
-    x = _draw()
-    np.testing.assert_array_equal(wrapped(x), pact.quantize_activation(x, 6.0, 3))
-
-
-def test_a_stream_quantizer_stands_behind_its_layer():
-    wrapped = _wrapped(L.Add(), None, StreamQuantizer(num_bits=8, initial_clipping_level=3.0))
     x, y = _draw(), _draw(seed=1)
+    np.testing.assert_array_equal(wrapped(x), pact.quantize_activation(x, 6.0, 3))
+    wrapped = _wrapped(L.Add(), None, StreamQuantizer(num_bits=8, initial_clipping_level=3.0))
     np.testing.assert_array_equal(wrapped([x, y]), pact.quantize_stream(x + y, 3.0, 8))
 
 
@@ -90,8 +84,8 @@ def test_an_observer_looks_at_logits_in_front_of_the_softmax():
     found = wrapped(x, training=True).numpy()
     np.testing.assert_allclose(found.sum(-1), 1.0, rtol=1e-6)
     logits = x @ wrapped.layer.kernel.numpy()
-    assert float(wrapped.output_variables["highest"]) == pytest.approx(logits.max(), rel=1e-5)
-    assert float(wrapped.output_variables["lowest"]) == pytest.approx(logits.min(), rel=1e-5)
+    ends = [float(wrapped.output_variables[end]) for end in ("lowest", "highest")]
+    assert ends == pytest.approx([logits.min(), logits.max()], rel=1e-5)
 
 
 def test_what_enters_the_quantizer_can_be_asked_for():
@@ -138,22 +132,9 @@ def test_threads_do_not_see_each_others_kernels():
     images = float_models.images(16)
     expected = model(images).numpy()
     kernels = {layer.name: layer.layer.weights for layer in model.layers[1:]}
-    wrong = []
-
-    def serve():
-        for _ in range(20):
-            try:
-                if not np.array_equal(model(images), expected):
-                    wrong.append("another output")
-            except Exception as error:  # noqa: BLE001, RUF100 -- told below, out of the thread
-                wrong.append(repr(error))
-
-    threads = [threading.Thread(target=serve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        for outputs in threads.map(model, [images] * 80):
+            np.testing.assert_array_equal(outputs, expected)
     for layer in model.layers[1:]:
         assert [id(v) for v in layer.layer.weights] == [id(v) for v in kernels[layer.name]]
     assert isinstance(model.get_layer("quant_a").layer.kernel, tf.Variable)
@@ -216,13 +197,6 @@ def _quantized(policy=None):
     return model
 
 
-def _kernels_made(function, *arguments):
-    """How many kernels a traced function squashes."""
-    graph = function.get_concrete_function(*arguments).graph.as_graph_def()
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    return sum(node.op == "Tanh" for node in nodes)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "policy",
@@ -242,12 +216,17 @@ def test_inside_everything_that_evaluates_gives_the_same_bits(policy):
 @pytest.mark.thorough
 def test_no_effective_weight_is_made_inside():
     model = _quantized()
-    images = tf.constant(IMAGES)
-    outside = tf.function(lambda images: model(images, training=False))
-    assert _kernels_made(outside, images) > 0
+
+    def kernels_made():
+        """How many kernels a traced function squashes."""
+        function = tf.function(lambda images: model(images, training=False))
+        graph = function.get_concrete_function(tf.constant(IMAGES)).graph.as_graph_def()
+        nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+        return sum(node.op == "Tanh" for node in nodes)
+
+    assert kernels_made() > 0
     with constant_weights(model):
-        inside = tf.function(lambda images: model(images, training=False))
-        assert _kernels_made(inside, images) == 0
+        assert kernels_made() == 0
 
 
 @pytest.mark.thorough
@@ -267,23 +246,18 @@ def test_training_between_two_entries_is_seen_and_nothing_is_traced_again():
 
 
 @pytest.mark.thorough
-def test_compiling_again_makes_new_metrics_known_inside_too():
-    model = _quantized()
-    with constant_weights(model):
-        assert len(model.evaluate(IMAGES, LABELS, verbose=0)) == 2
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with constant_weights(model):
-        assert isinstance(model.evaluate(IMAGES, LABELS, verbose=0), float)
-
-
-@pytest.mark.thorough
-def test_training_inside_is_refused_and_works_outside():
+def test_training_inside_is_refused_and_works_outside_and_new_metrics_are_known():
     model = _quantized()
     with pytest.raises(RuntimeError, match="train it outside"), constant_weights(model):
         model.fit(IMAGES, LABELS, verbose=0)
     before = model.get_weights()
     model.fit(IMAGES, LABELS, verbose=0)
     assert any(np.any(old != new) for old, new in zip(before, model.get_weights(), strict=True))
+    with constant_weights(model):
+        assert len(model.evaluate(IMAGES, LABELS, verbose=0)) == 2
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with constant_weights(model):
+        assert isinstance(model.evaluate(IMAGES, LABELS, verbose=0), float)
 
 
 def test_a_function_traced_inside_gives_nan_outside_and_never_old_results():
@@ -310,19 +284,14 @@ def test_copies_and_saved_models_know_nothing_of_it(tmp_path):
     np.testing.assert_array_equal(loaded.predict(IMAGES, verbose=0), expected)
 
 
-def test_an_error_inside_ends_it():
+def test_an_error_inside_ends_it_and_a_model_around_the_quantized_one_may_be_given():
     model = _quantized()
     expected = model.predict(IMAGES, verbose=0)
     with pytest.raises(ZeroDivisionError), constant_weights(model):
         math.floor(1 / 0)
     assert not ConstantWeights(model).are_read
     np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), expected)
-
-
-def test_a_model_around_the_quantized_one_may_be_given():
-    model = _quantized()
-    inputs = keras.Input(model.input_shape[1:])
-    around = keras.Model(inputs, keras.layers.Softmax()(model(inputs)))
+    around = model_of(model, L.Softmax())
     expected = around.predict(IMAGES, verbose=0)
     with constant_weights(around):
         np.testing.assert_array_equal(around.predict(IMAGES, verbose=0), expected)
@@ -354,10 +323,9 @@ MAP = np.random.default_rng(0).normal(size=(4, 4, 6)).astype(np.float32)
 
 
 def _of_sums(policy, behind=lambda x: x):
-    image = keras.Input((4, 4, 3), name="image")
-    x = behind(L.Conv2D(6, 3, padding="same", name="conv")(image) + MAP)
-    outputs = L.Dense(2, name="head")(L.Flatten(name="flat")(x))
-    return sat_tf.quantize_model(keras.Model(image, outputs), policy)
+    layers = [L.Conv2D(6, 3, padding="same", name="conv"), lambda x: x + MAP, behind]
+    layers += [L.Flatten(name="flat"), L.Dense(2, name="head")]
+    return sat_tf.quantize_model(model_of(*layers, shape=(4, 4, 3)), policy)
 
 
 def _map_of(model):
@@ -373,18 +341,15 @@ def test_a_map_that_the_file_holds_as_int8_is_trained_as_such(behind):
     codes = values / step
     np.testing.assert_allclose(codes, np.rint(codes), atol=1e-4)
     assert np.max(np.abs(values - MAP)) <= step * 0.5001
-
-
-def test_a_map_on_a_float_stream_keeps_its_values():
-    np.testing.assert_array_equal(_map_of(_of_sums(BitPolicy.paper(4))), MAP)
+    # On a float stream it keeps its values.
+    np.testing.assert_array_equal(_map_of(_of_sums(BitPolicy.paper(4), behind)), MAP)
 
 
 @pytest.mark.parametrize("formula", [lambda x: x + MAP, lambda x: x - np.abs(MAP)])
 def test_negative_numbers_of_a_map_make_negative_values_of_what_has_none(formula):
-    image = keras.Input((4, 4, 3), name="image")
-    x = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
-    x = L.Conv2D(3, 1, name="reader")(formula(0.01 * x))
-    float_model = keras.Model(image, x)
+    conv = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")
+    layers = [conv, lambda x: formula(0.01 * x), L.Conv2D(3, 1, name="reader")]
+    float_model = model_of(*layers, shape=(4, 4, 3))
     images = np.random.default_rng(1).integers(0, 256, (64, 4, 4, 3)).astype(np.float32)
     quantized = sat_tf.quantize_model(float_model, BitPolicy.mobile(8))
     sat_tf.calibrate(quantized, images)
@@ -393,15 +358,12 @@ def test_negative_numbers_of_a_map_make_negative_values_of_what_has_none(formula
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 3e7])
-def test_rounding_twice_changes_nothing(scale):
+def test_rounding_twice_changes_nothing_and_zeros_have_codes(scale):
     once = ConstantSum(MAP * np.float32(scale)).rounded()
     codes, step = once.codes()
     np.testing.assert_array_equal(once.rounded().values, once.values)
     np.testing.assert_array_equal((codes * step).astype(np.float32), once.values)
     assert np.max(np.abs(codes)) == 127
-
-
-def test_a_map_of_zeros_has_codes():
     codes, step = ConstantSum(np.zeros((2, 2, 1))).codes()
     assert not np.any(codes)
     assert step > 0.0

@@ -1,16 +1,16 @@
 """Kernels, and quantizers whose variables a layer of tf_keras holds."""
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.configs import make_variables
+from tests.core.execution import draw
 
 SHAPE = (3, 3, 4, 8)
 
 
 def drawn(seed=0, deviation=0.3, shape=SHAPE):
-    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+    return draw(shape, seed, deviation)
 
 
 def built(quantizer, shape=SHAPE):

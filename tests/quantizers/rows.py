@@ -1,17 +1,36 @@
 """Every quantizer with settings, inputs and variables that are not the usual ones.
 
-Needs no TensorFlow, so that every backend computes the same rows.
+    KERAS_BACKEND=jax python -m tests.quantizers.rows rows.npz
+
+computes all rows on the backend of the process: the values, the gradients and what variables become
+in training. On JAX and torch it runs where TensorFlow, tf_keras and TFMOT cannot be imported, and
+imports all modules of the mathematics and of quantizers there.
 """
 
 import dataclasses
+import importlib
+import pkgutil
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tests.keras3.processes import block_tensorflow
+
+if __name__ == "__main__":
+    block_tensorflow()
+
+import keras  # noqa: TID251 -- the rows are computed on every backend of Keras 3
 import numpy as np
 
+import sat_tf.configs
+import sat_tf.core
+import sat_tf.quantizers
 from sat_tf.core.grid import AUTOMATIC, GRIDS
 from sat_tf.quantizers.methods.kmeans import cluster_ids
+from sat_tf.quantizers.table import deserialize_quantizer
+from tests.core.execution import MODES, draw, value_and_gradients
 
+BITS = (1, 2, 4, 8)
 SHAPE = (3, 3, 4, 6)
 AXES = (-1,)
 SURROGATES: tuple[dict[str, Any], ...] = (
@@ -34,9 +53,8 @@ class Row:
         said = ",".join(f"{key}={value}" for key, value in self.config.items())
         return f"{self.name}({said})".replace(" ", "")
 
-
-def draw(shape=SHAPE, seed=0, deviation=0.4):
-    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+    def quantizer(self):
+        return deserialize_quantizer({"quantizer": self.name, **self.config})
 
 
 def rows(bits):
@@ -53,9 +71,9 @@ def others():
         "observations": np.float32(7.0),
     }
     for settings in ({"rounds": False}, {"rounds": True}, {"rounds": True, "trains_float": True}):
-        yield Row("RangeObserver", settings, draw(deviation=2.0), ranges)
+        yield Row("RangeObserver", settings, draw(SHAPE, deviation=2.0), ranges)
     for kind in ("int8", "float32"):
-        yield Row("InputQuantizer", {"input_type": kind}, draw(deviation=2.0), ranges)
+        yield Row("InputQuantizer", {"input_type": kind}, draw(SHAPE, deviation=2.0), ranges)
     torch_low, torch_high = [-2.1179039, -2.0357141, -1.8044444], [2.2489083, 2.4285715, 2.64]
     for low, high, reverses in (
         ([0.0], [255.0], False),
@@ -83,7 +101,7 @@ def others():
 
 
 def _weights(bits):
-    kernel = draw(seed=bits)
+    kernel = draw(SHAPE, bits)
     kernel[0, 0, 0] = kernel[1, 1, 1]  # some are the same
     kernel[2, 2, :, 0] = 0.0
     per_channel = np.linspace(0.7, 1.6, SHAPE[-1], dtype=np.float32).reshape(1, 1, 1, -1)
@@ -167,3 +185,52 @@ def _activations(bits):
             config = {**plain, "lowest": -0.375, "share": 0.1, "counts_batch": offset > 0}
             variables = {**level, "offset": np.float32(offset)}
             yield Row("LsqPlusQuantizer", config, x, variables)
+
+
+def every_row():
+    return [row for bits in BITS for row in rows(bits)] + list(others())
+
+
+def computed(row, mode="eager"):
+    """The value, the gradient of the input and trained variables, and all variables afterwards."""
+    quantizer = row.quantizer()
+    specs = quantizer.variables(row.inputs.shape)
+    trained = [name for name in row.variables if specs[name].trainable]
+    variables = {
+        name: keras.Variable(value, trainable=specs[name].trainable)
+        for name, value in row.variables.items()
+    }
+
+    def function(inputs, *values):
+        return quantizer(inputs, False, {**variables, **dict(zip(trained, values, strict=True))})
+
+    arrays = [row.inputs, *(row.variables[name] for name in trained)]
+    value = quantizer(keras.ops.convert_to_tensor(row.inputs), True, variables)
+    after = {
+        f"after {name}": keras.ops.convert_to_numpy(variable)
+        for name, variable in variables.items()
+    }
+    for name, variable in variables.items():
+        variable.assign(row.variables[name])
+    upstream = draw(value.shape, seed=99)
+    value, *gradients = value_and_gradients(function, arrays, upstream, mode)
+    names = ["inputs", *trained]
+    by_name = {f"d {name}": one for name, one in zip(names, gradients, strict=True)}
+    return {"value": value, **by_name, **after}
+
+
+def main(path):
+    for package in (sat_tf.core, sat_tf.quantizers):
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name != "on_tensorflow":
+                importlib.import_module(f"{package.__name__}.{module.name}")
+    found = {}
+    for number, row in enumerate(every_row()):
+        # Compiling takes long: some of them.
+        mode = MODES[-1] if number % 10 == 0 else "eager"
+        found |= {f"{number} {name}": one for name, one in computed(row, mode).items()}
+    np.savez(path, **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -62,10 +62,6 @@ def _calibrated(bits=4, **fields):
     return sat_tf.calibrate(sat_tf.quantize_model(_model(), policy), _data()[0])
 
 
-def _used_with(activations):
-    return USED.replace("    bits, ", f'    bits, activation_quantizer="{activations}", ')
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("activations", ["pact", "power_of_two_pact"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -78,8 +74,7 @@ def test_quantizers_of_ones_own_go_all_the_way_to_a_certificate(
     images, labels = _data()
     names = {"sat_tf": sat_tf, "keras": keras, "model": model, "bits": bits}
     names |= {"images": images, "labels": labels, "print": lambda plan: None}
-    exec(_used_with(activations), names)
-
+    exec(USED.replace("    bits, ", f'    bits, activation_quantizer="{activations}", '), names)
     again = keras.models.load_model("quantized.keras")
     kernel = again.get_layer("quant_pointwise")
     quantizer = kernel.quantize_config.weights
@@ -166,7 +161,7 @@ keras.utils.set_random_seed(0)
 images, labels = pixels_and_labels(128)
 np.savez("digits.npz", images=images, labels=labels)
 model, bits = digits_network(), 4
-{_used_with("power_of_two_pact")}
+{USED.replace("    bits, ", '    bits, activation_quantizer="power_of_two_pact", ')}
 assert type(quantized.get_layer("quant_relu_1").output_quantizer).__name__ == "PowerOfTwoPact"
 print(keras.backend.backend())
 """
@@ -235,26 +230,10 @@ def test_the_policy_names_what_is_wrong_with_a_quantizer_and_its_options():
             sat_tf.BitPolicy(**{"weight_quantizer": "power_of_two", **fields})
 
 
-def test_a_model_can_change_to_it_and_back_with_its_function():
-    keras.utils.set_random_seed(0)
-    images, _ = _data()
-    model = _model()
-    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8)), images)
-    own = sat_tf.requantize(quantized, sat_tf.BitPolicy.mobile(8, weight_quantizer="power_of_two"))
-    back = sat_tf.requantize(own, sat_tf.BitPolicy.mobile(8))
-    kernel = model.get_layer("pointwise").kernel.numpy()
-    for one in (quantized, own, back):
-        found = one.get_layer("quant_pointwise").effective_kernel().numpy()
-        np.testing.assert_allclose(found, kernel, atol=2 * np.abs(kernel).max() / 127)
-
-
-def test_a_cell_that_runs_again_registers_again(registered):
-    exec(OF_WEIGHTS, {"__name__": "power_of_two"})
+def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, registered):
+    exec(OF_WEIGHTS, {"__name__": "power_of_two"})  # as a cell that runs again
     assert WEIGHT_QUANTIZERS["power_of_two"] is not registered["PowerOfTwo"]
     assert WEIGHT_QUANTIZERS["power_of_two"] is QUANTIZERS["power_of_two"]
-
-
-def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, registered):
     quantized = _calibrated(weight_quantizer="power_of_two")
 
     def doubled(latent, variables):

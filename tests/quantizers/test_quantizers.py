@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import math
+import pathlib
 import tempfile
 
 import numpy as np
@@ -17,18 +18,16 @@ from sat_tf.core import asymmetric, pact
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.exact.tflite.input_range import range_of
-from sat_tf.qat.configs import AtLeast, PlacedConfig, make_variables
+from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.qat.walk import Sample
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.l1 import L1Quantizer
-from sat_tf.quantizers.lsq import LsqQuantizer
-from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
-from sat_tf.quantizers.methods.kmeans import KMeansQuantizer
-from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
-from sat_tf.quantizers.methods.qil import QilQuantizer
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver, expected_largest
+from sat_tf.quantizers.observers import (
+    ImageQuantizer,
+    InputQuantizer,
+    RangeObserver,
+    expected_largest,
+)
 from sat_tf.quantizers.pact import (
     FixedGridQuantizer,
     OffsetQuantizer,
@@ -37,7 +36,7 @@ from sat_tf.quantizers.pact import (
     UnitQuantizer,
 )
 from sat_tf.quantizers.protocol import ActivationRequest
-from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 from tests import reference
 from tests.conftest import mirrored
@@ -80,20 +79,19 @@ def test_quantizers_differ_where_an_argument_does_and_survive_a_trip_through_jso
         assert deserialize_quantizer(values) == changed
         assert hash(deserialize_quantizer(values)) == hash(changed)
         assert type(quantizer).from_config(changed.get_config()) == changed
-    assert quantizer != "a quantizer"
 
 
-def test_no_quantizer_is_none_and_classes_differ():
-    assert serialize_quantizer(None) is None
-    assert deserialize_quantizer(None) is None
-    assert PactQuantizer(num_bits=4) != StreamQuantizer(num_bits=4)
-
-
-def test_a_quantizer_shows_its_settings():
+def test_quantizers_differ_by_class_show_their_settings_and_are_read_of_earlier_versions():
+    assert serialize_quantizer(None) is deserialize_quantizer(None) is None
+    assert PactQuantizer(num_bits=4) not in (StreamQuantizer(num_bits=4), "a quantizer")
     assert repr(PactQuantizer(num_bits=4)) == (
         "PactQuantizer(num_bits=4, initial_clipping_level=8.0, gradient='calibrated', "
         "ceiling=None, rate=1.0)"
     )
+    kept = {"momentum": 0.99}
+    assert RangeObserver.from_config(kept) == RangeObserver()
+    config = {"input_type": "int8", **kept}
+    assert InputQuantizer.from_config(config) == InputQuantizer(input_type="int8")
 
 
 @pytest.mark.parametrize("bits", [None, 1, 2, 4, 8])
@@ -119,30 +117,26 @@ def test_effective_weights_are_those_of_the_reference(bits, method):
     np.testing.assert_allclose(found[clear], expected[clear], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", [None, "constant"])
 @pytest.mark.parametrize(
     ("axes", "shape"),
     [((), ()), ((3,), (1, 1, 1, 8)), ((2, 3), (1, 1, 4, 8)), ((-1,), (1, 1, 1, 8))],
 )
-def test_the_gain_has_one_number_a_range(axes, shape):
-    quantizer = DorefaQuantizer(num_bits=4, range_axes=axes, rescale="constant", initial_gain=2.0)
-    layer, weights = built(quantizer)
-    assert weights["rescale_gain"].shape == shape
+def test_the_gain_has_one_number_a_range_with_a_rescaling_and_without(axes, shape, method):
+    settings = {"num_bits": 4, "rescale": method, "fan_out": 72, "initial_gain": 2.0}
+    latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
+    quantizer = DorefaQuantizer(**settings, gain_axes=axes)
+    plain = DorefaQuantizer(**{**settings, "initial_gain": 1.0})
+    (layer, weights), (_, ones) = built(quantizer), built(plain)
+    of_ranges = DorefaQuantizer(num_bits=4, rescale="constant", range_axes=axes)
+    assert built(of_ranges)[1]["rescale_gain"].shape == weights["rescale_gain"].shape == shape
     assert (weights["rescale_gain"].numpy() == 2.0).all()
     assert not layer.trainable_weights
-
-
-@pytest.mark.parametrize("method", [None, "constant"])
-def test_gains_of_channels_are_there_without_a_rescaling_too(method):
-    latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
-    quantizer = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72, gain_axes=(3,))
-    plain = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72)
-    (_, weights), (_, ones) = built(quantizer), built(plain)
-    gains = np.linspace(0.5, 2.0, 8, dtype=np.float32).reshape(1, 1, 1, 8)
+    gains = np.linspace(0.5, 2.0, math.prod(shape), dtype=np.float32).reshape(shape)
     weights["rescale_gain"].assign(gains)
     found = quantizer(latent, training=True, variables=weights)
-    np.testing.assert_allclose(
-        found, plain(latent, training=True, variables=ones) * gains, rtol=1e-6
-    )
+    expected = plain(latent, training=True, variables=ones) * gains
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +173,14 @@ def test_a_clipping_quantizer_is_its_function_with_a_level_that_learns_at_its_ra
     ("start", "ceiling", "expected"),
     [(8.0, None, 8.0), (8.0, 6.0, 6.0), (4.0, 6.0, 4.0), (8.0, 0.0, SMALLEST_CLIPPING_LEVEL)],
 )
-def test_a_rectifiers_maximum_caps_the_start(start, ceiling, expected):
+def test_a_rectifiers_maximum_caps_the_start_and_a_level_stays_positive(start, ceiling, expected):
     quantizer = PactQuantizer(num_bits=4, initial_clipping_level=start, ceiling=ceiling)
     _, weights = built(quantizer)
-    assert weights["clipping_level"].numpy() == pytest.approx(expected)
+    level = weights["clipping_level"]
+    assert level.numpy() == pytest.approx(expected)
+    assert level.constraint(-level).numpy() == np.float32(SMALLEST_CLIPPING_LEVEL)
+    again = type(level.constraint).from_config(level.constraint.get_config())
+    assert again.minimum == SMALLEST_CLIPPING_LEVEL
 
 
 def test_float_twins_clip_only_where_the_rectifier_does():
@@ -193,16 +191,9 @@ def test_float_twins_clip_only_where_the_rectifier_does():
     assert StreamQuantizer(num_bits=4).float_twin(x).numpy().tolist() == x.numpy().tolist()
 
 
-def test_a_clipping_level_stays_positive():
-    level = tf.Variable(-3.0, constraint=AtLeast(1e-3))
-    assert level.constraint(level).numpy() == np.float32(1e-3)
-    assert AtLeast.from_config(AtLeast(0.5).get_config()).minimum == 0.5
-
-
 def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
-    assert (
-        built(ImageQuantizer.from_config({"image_max": 1.0}))[1] == {}
-    )  # in models of before they were
+    of_before = ImageQuantizer.from_config({"image_max": 1.0})
+    assert built(of_before)[1] == {}
     layer, weights = built(ImageQuantizer(low=0.0, high=1.0))
     assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
     _, weights = built(ImageQuantizer.of_range(range_of((0, 1))))
@@ -214,35 +205,17 @@ def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
     assert ImageQuantizer()(x, training=True, variables={}) is x
 
 
-_OF_CHANNEL = {"range_axes": (3,)}
-LINES = {
-    "LSQ weights of 4 bits, one scale per channel, no rescale, ewgs gradient of 0.001": (
-        LsqQuantizer(num_bits=4, surrogate="ewgs", **_OF_CHANNEL)
-    ),
-    "L1 weights not rounded, one scale per layer, constant rescale": (
-        L1Quantizer(num_bits=None, rescale="constant")
-    ),
-    "QIL weights of 4 bits, one scale per channel, no rescale": (
-        QilQuantizer(num_bits=4, **_OF_CHANNEL)
-    ),
-    "k-means weights of 4 bits, 16 values per layer, constant rescale, linear initialization, "
-    "zeros kept": KMeansQuantizer(num_bits=4, keep_zeros=True, rescale="constant"),
-    "k-means weights of 4 bits, 16 values per layer, no rescale, linear initialization, "
-    "weights move between clusters": KMeansQuantizer(num_bits=4, reassign=True),
-    "LQ-Nets weights of 2 bits, one scale per channel, no rescale": (
-        LqNetsQuantizer(num_bits=2, **_OF_CHANNEL)
-    ),
-    "L1 weights of 3 bits, one scale per channel, no rescale, 2 to 6 bits per channel with that "
-    "mean": ChannelBitsQuantizer(num_bits=3, highest=6, **_OF_CHANNEL),
-    "L1 weights of 8 bits, one scale per channel, no rescale": (
-        ChannelBitsQuantizer(num_bits=8, **_OF_CHANNEL)
-    ),
-}
+# Quantizers, and what is said of them: see the file.
+LINES = [
+    line.split(" -> ")
+    for line in pathlib.Path(__file__).with_name("lines.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
 
 
-@pytest.mark.parametrize(("line", "quantizer"), LINES.items(), ids=range(len(LINES)))
-def test_lines_for_people_say_what_was_chosen(line, quantizer):
-    assert quantizer.describe() == line
+@pytest.mark.parametrize(("quantizer", "line"), LINES)
+def test_lines_for_people_say_what_was_chosen(quantizer, line):
+    assert eval(quantizer, dict(QUANTIZERS)).describe() == line
 
 
 def _range(weights):
@@ -285,55 +258,36 @@ def test_the_observed_range_does_not_depend_on_the_batch_size(quantizer):
         assert _range(weights) == [values.min(), values.max(), 256 / size]
 
 
-def test_an_observer_that_rounds_does_so_in_training_and_inference():
-    observer = RangeObserver(rounds=True)
+@pytest.mark.parametrize("trains_float", [False, True])
+def test_an_observer_that_rounds_does_so_in_training_too_unless_it_is_kept_float(trains_float):
+    observer = RangeObserver(rounds=True, trains_float=trains_float)
     _, weights = built(observer)
     x = tf.constant([-1.0, 0.4, 1.6, 254.0])
+    rounded = [-1.0, 0.0, 2.0, 254.0]
+    # Nothing has been observed that could be rounded.
     assert observer(x, training=False, variables=weights).numpy().tolist() == x.numpy().tolist()
-    for training in (True, False):
-        rounded = observer(x, training=training, variables=weights)
-        assert rounded.numpy().tolist() == [-1.0, 0.0, 2.0, 254.0]
-    codes = observer.code_range(weights)
-    assert (float(codes.scale), *codes.ends, codes.zero_point) == (1.0, -1, 254, -127)
-
-
-def test_a_stream_that_training_keeps_float_is_rounded_in_inference_alone():
-    observer = RangeObserver(rounds=True, trains_float=True)
-    _, weights = built(observer)
-    x = tf.constant([-1.0, 0.4, 1.6, 254.0])
 
     @tf.function
     def traced(x, training):
         return observer(x, training=training, variables=weights)
 
     for call in (observer, lambda x, training, variables: traced(x, tf.constant(training))):
-        assert call(x, training=True, variables=weights).numpy().tolist() == x.numpy().tolist()
-        rounded = call(x, training=False, variables=weights)
-        assert rounded.numpy().tolist() == [-1.0, 0.0, 2.0, 254.0]
-    assert observer.get_config() == {"rounds": True, "trains_float": True}
-    assert RangeObserver(rounds=True).get_config() == {"rounds": True}
+        in_training = call(x, training=True, variables=weights).numpy().tolist()
+        assert in_training == (x.numpy().tolist() if trains_float else rounded)
+        assert call(x, training=False, variables=weights).numpy().tolist() == rounded
+    codes = observer.code_range(weights)
+    assert (float(codes.scale), *codes.ends, codes.zero_point) == (1.0, -1, 254, -127)
+    kept = {"trains_float": True} if trains_float else {}
+    assert observer.get_config() == {"rounds": True, **kept}
 
 
-def test_observers_of_earlier_versions_are_read():
-    kept = {"momentum": 0.99}
-    assert RangeObserver.from_config(kept) == RangeObserver()
-    config = {"input_type": "int8", **kept}
-    assert InputQuantizer.from_config(config) == InputQuantizer(input_type="int8")
-
-
-@pytest.mark.parametrize("training", [False, 0, None])
-def test_nothing_is_observed_outside_training(training):
+@pytest.mark.parametrize("training", [True, False, 0, None])
+def test_nothing_is_observed_outside_training_and_observing_has_no_gradient(training):
     observer = RangeObserver()
     _, weights = built(observer)
     x = tf.constant([-1.0, 4.0])
-    assert observer(x, training=training, variables=weights) is x
+    assert training or observer(x, training=training, variables=weights) is x
     assert _range(weights) == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_whether_it_is_training_may_be_a_tensor_and_observing_has_no_gradient(training):
-    observer = RangeObserver()
-    _, weights = built(observer)
 
     @tf.function
     def gradient(x, training):
@@ -342,8 +296,7 @@ def test_whether_it_is_training_may_be_a_tensor_and_observing_has_no_gradient(tr
             value = observer(x, training=training, variables=weights)
         return tape.gradient(value, x)
 
-    found = gradient(tf.constant([-1.0, 4.0]), tf.constant(training))
-    assert found.numpy().tolist() == [1.0, 1.0]
+    assert gradient(x, tf.constant(bool(training))).numpy().tolist() == [1.0, 1.0]
     assert _range(weights) == ([-1.0, 4.0, 1.0] if training else [0.0, 0.0, 0.0])
 
 
@@ -430,9 +383,6 @@ def test_a_kernel_enters_with_its_own_size_and_gradient_but_not_where_tanh_is_fl
     np.testing.assert_allclose(weights, np.arctanh(kernel), rtol=1e-12)
     # d(m tanh(W) / max|tanh|) / dW, the maximum held: the kernel's own gradient at its middle.
     np.testing.assert_allclose(m * (1.0 - np.tanh(weights) ** 2) / maximum, 1.0 - kernel**2)
-
-
-def test_a_range_of_zeros_stays_zero():
     weights, maximum = latent_kernel(np.array([[0.0, 2.0], [0.0, -4.0]]), (1,))
     assert weights[:, 0].tolist() == [0.0, 0.0]
     assert maximum.tolist() == [[1.0, 4.0]]
@@ -461,6 +411,10 @@ def test_a_sample_of_parts_is_that_of_the_whole_batch(sizes):
         found.take(_parts(batch, sizes))
         expected.take([batch])
     _assert_same(found, expected)
+    small, batch = Sample("tensor", io.BytesIO()), _batch(4)  # which is its own sample
+    small.take(_parts(batch, [2, 2]))
+    np.testing.assert_array_equal(small.sampled.values, batch.reshape(-1))
+    np.testing.assert_array_equal(small.sampled.counts, np.ones(batch.size))
 
 
 def test_a_sample_has_values_at_random_and_all_of_the_largest():
@@ -494,14 +448,6 @@ def test_samples_that_share_a_file_have_their_own_values():
             _assert_same(one, other)
 
 
-def test_a_small_batch_is_its_own_sample():
-    batch = _batch(4)
-    sample = Sample("tensor", io.BytesIO())
-    sample.take(_parts(batch, [2, 2]))
-    np.testing.assert_array_equal(sample.sampled.values, batch.reshape(-1))
-    np.testing.assert_array_equal(sample.sampled.counts, np.ones(batch.size))
-
-
 SETTINGS = {"num_bits": 4, "gradient": "pact", "ceiling": None, "rate": 0.5}
 
 
@@ -523,55 +469,40 @@ def test_each_reach_has_its_quantizer(reach, expected):
     assert deserialize_quantizer(serialize_quantizer(found)) == expected
 
 
-def _wrapped(quantizer, activation):
-    layer = QuantizedLayer(
-        keras.layers.Activation(activation, name=activation), PlacedConfig(output=quantizer)
-    )
-    layer.build((None, 50))
-    return layer
-
-
-@pytest.mark.parametrize(("signed", "activation"), [(False, "sigmoid"), (True, "tanh")])
-def test_a_unit_range_has_no_variable_and_passes_gradients(signed, activation):
-    layer = _wrapped(UnitQuantizer(num_bits=3, signed=signed), activation)
-    x = tf.constant(np.linspace(-6.0, 6.0, 50, dtype=np.float32)[np.newaxis])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        made = layer(x)
-    assert layer.weights == []
-    quantize = pact.quantize_stream if signed else pact.quantize_activation
-    of_float = getattr(tf, activation)(x)
-    np.testing.assert_array_equal(made, quantize(of_float, 1.0, 3))
-    slope = 1.0 - of_float**2 if signed else of_float * (1.0 - of_float)
-    np.testing.assert_allclose(tape.gradient(made, x), slope, rtol=1e-5, atol=1e-7)
-
-
+# By hand: sigmoid is 0.00247, 0.5, 0.73106 and 0.99753; tanh is -0.99505, 0, 0.46212 and 1.
 @pytest.mark.parametrize(
-    ("ends", "activation", "scale", "codes"),
+    ("quantizer", "activation", "scale", "codes"),
     [
-        # By hand: sigmoid is 0.00247, 0.5 and 0.99753; tanh is -0.99505, 0 and 0.46212.
-        ((0.0, 255.0 / 256.0), "sigmoid", 2.0**-8, {-6.0: 1, 0.0: 128, 6.0: 255}),
-        ((-1.0, 127.0 / 128.0), "tanh", 2.0**-7, {-3.0: -127, 0.0: 0, 0.5: 59, 9.0: 127}),
+        (UnitQuantizer(num_bits=3), "sigmoid", 1 / 7, {-6.0: 0, 1.0: 5, 6.0: 7}),
+        (UnitQuantizer(num_bits=3, signed=True), "tanh", 1 / 3, {-3.0: -3, 0.0: 0, 0.5: 1, 9.0: 3}),
+        (
+            FixedGridQuantizer(lowest=0.0, highest=255.0 / 256.0),
+            *("sigmoid", 2.0**-8, {-6.0: 1, 0.0: 128, 6.0: 255}),
+        ),
+        (
+            FixedGridQuantizer(lowest=-1.0, highest=127.0 / 128.0),
+            *("tanh", 2.0**-7, {-3.0: -127, 0.0: 0, 0.5: 59, 9.0: 127}),
+        ),
     ],
+    ids=str,
 )
-def test_a_grid_that_an_operator_fixes_has_its_codes_and_no_variable(
-    ends, activation, scale, codes
+def test_a_range_that_a_function_or_an_operator_fixes_has_its_codes_and_no_variable(
+    quantizer, activation, scale, codes
 ):
-    quantizer = FixedGridQuantizer(lowest=ends[0], highest=ends[1])
     layer = QuantizedLayer(keras.layers.Activation(activation), PlacedConfig(output=quantizer))
     x = tf.constant([list(codes)])
     with tf.GradientTape() as tape:
         tape.watch(x)
         made = layer(x)
     assert layer.weights == []
-    np.testing.assert_array_equal(made.numpy()[0] / scale, list(codes.values()))
-    slope = getattr(tf, activation)(x)
-    slope = slope * (1.0 - slope) if activation == "sigmoid" else 1.0 - slope**2
-    inside = [code < round(ends[1] / scale) for code in codes.values()]
-    gradient = tape.gradient(made, x)
-    np.testing.assert_allclose(gradient, slope * np.float32([inside]), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(made.numpy()[0] / scale, list(codes.values()), rtol=1e-6)
+    of_float = getattr(tf, activation)(x).numpy()
+    slope = of_float * (1.0 - of_float) if activation == "sigmoid" else 1.0 - of_float**2
+    inside = of_float < getattr(quantizer, "highest", 1.0)
+    np.testing.assert_allclose(tape.gradient(made, x), slope * inside, rtol=1e-5, atol=1e-7)
     found = quantizer.code_range({})
-    assert (float(found.scale), found.zero_point) == (scale, -128 if ends[0] == 0.0 else 0)
+    assert float(found.scale) == pytest.approx(scale)
+    assert found.zero_point == (0 if activation == "tanh" else 127 - max(codes.values()))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

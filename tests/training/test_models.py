@@ -12,7 +12,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.observers import ImageQuantizer
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.training import models
 from sat_tf.training.models import resnet

@@ -50,21 +50,13 @@ _WHOLE = FitSchedule(steps=8, rate=1e-2, measured=1)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockFit:
-    """The error of a block before it was fitted and afterwards, on the held-out images.
+    """The error of a block before it was fitted and afterwards, on the held-out images."""
 
-    Attributes:
-        block: the last layer of the block; "" for the whole network.
-        layers: how many layers were fitted.
-        error_before: the error that was fitted, see `reconstruct`, before.
-        error_after: the same afterwards; equal where nothing was kept.
-        seconds: the time that the fit took.
-    """
-
-    block: str
-    layers: int
-    error_before: float
-    error_after: float
-    seconds: float
+    block: str  # The last layer of the block; "" for the whole network.
+    layers: int  # How many layers were fitted.
+    error_before: float  # The error that was fitted, see `reconstruct`, before.
+    error_after: float  # The same afterwards; equal where nothing was kept.
+    seconds: float  # The time that the fit took.
 
     @property
     def kept(self) -> bool:
@@ -74,32 +66,21 @@ class BlockFit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Reconstruction(RowTable):
-    """The errors of a model before and after `reconstruct`, on the images that were held out.
-
-    Attributes:
-        model: the name of the model.
-        blocks: the fits of blocks in order; the last is that of the whole network.
-        error_before: the error of the outputs, as for the whole network; see `reconstruct`.
-        error_after: the error of the model that was kept.
-        agreement_before: share of places where the largest number of an output is that of the float
-            model; None for outputs of one number.
-        agreement_after: the share of the model that was kept.
-        num_images: how many images were used.
-        held_out: how many of these were not fitted to.
-        seconds: the time that the reconstruction took.
-    """
+    """The errors of a model before and after `reconstruct`, on the images that were held out."""
 
     COLUMNS: ClassVar = ("block", "layers", "error_before", "error_after", "kept", "seconds")
 
-    model: str
-    blocks: tuple[BlockFit, ...]
-    error_before: float
-    error_after: float
+    model: str  # The name of the model.
+    blocks: tuple[BlockFit, ...]  # The fits in order; the last is that of the whole network.
+    error_before: float  # The error of the outputs, as for the whole network; see `reconstruct`.
+    error_after: float  # The error of the model that was kept.
+    # The share of places where the largest number of an output is that of the float model; None for
+    # outputs of one number.
     agreement_before: float | None
-    agreement_after: float | None
-    num_images: int
-    held_out: int
-    seconds: float
+    agreement_after: float | None  # The share of the model that was kept.
+    num_images: int  # How many images were used.
+    held_out: int  # How many of these were not fitted to.
+    seconds: float  # The time that the reconstruction took.
 
     @property
     def kept(self) -> bool:

@@ -20,10 +20,10 @@ from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config import DEMO, read_config
 from tests.analysis.allocation.small_models import family, images_for, joined, residual
+from tests.analysis.allocation.test_choices import EVERYWHERE, all_choices
 
 L = keras.layers
 BITS = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
-EVERYWHERE = {"first_last_weight_bits": None}
 SMALL = {"average_weight_bits": "60%", "average_activation_bits": "60%"}
 
 
@@ -107,25 +107,18 @@ def test_no_other_choice_within_the_budget_costs_less(model, found):
     choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
     problem = BitProblem(choices, read_budget(SMALL)).knapsack
     problem.cost[:] = costs_of_table(costs_of(model), choices.layers)
-    best = np.inf
-    free = [problem.options(item) for item in range(len(problem.tie))]
-    for chosen in map(np.array, itertools.product(*free)):
-        if problem.within(chosen) and _is_tied(problem, chosen):
-            best = min(best, problem.cost[chosen].sum())
+    best = min(problem.cost[chosen].sum() for chosen in all_choices(problem))
     assert found.proof.cost == pytest.approx(best, rel=1e-9)
     assert found.totals["bytes"].value <= found.totals["bytes"].limit
     assert (found.proof.status, found.proof.gap) == ("optimal", 0.0)
 
 
-def _is_tied(problem, chosen):
-    ties = {}
-    for item, option in enumerate(chosen):
-        ties.setdefault(problem.tie[item], set()).add(problem.level[option])
-    return all(len(levels) == 1 for levels in ties.values())
-
-
-def test_the_totals_are_those_of_the_plan_and_of_the_file(model, found):
+def test_rows_and_totals_are_those_of_the_policy_the_plan_and_the_file(model, found):
     plan = sat_tf.explain(model, found.policy)
+    for row in found.layers:
+        planned = plan[row.name].weights.bits, plan[row.name].reading_bits
+        assert (row.weight_bits, row.activation_bits) == planned
+    assert sum(row.cost for row in found.layers) == pytest.approx(found.proof.cost)
     assert found.totals["bytes"].value == file_bytes(model, found.policy)
     for total in found.totals.values():
         assert total.fewest <= total.value <= total.most
@@ -136,17 +129,6 @@ def test_the_totals_are_those_of_the_plan_and_of_the_file(model, found):
         [row.weight_bits for row in found.layers], weights=[row.num_weights for row in found.layers]
     )
     assert found.totals["average_weight_bits"].value == pytest.approx(mean)
-
-
-def test_the_rows_are_the_bits_of_the_policy(model, found):
-    plan = sat_tf.explain(model, found.policy)
-    for row in found.layers:
-        planned = plan[row.name]
-        assert (row.weight_bits, row.activation_bits) == (
-            planned.weights.bits,
-            planned.reading_bits,
-        )
-    assert sum(row.cost for row in found.layers) == pytest.approx(found.proof.cost)
 
 
 @pytest.mark.parametrize("make", [residual, joined])
@@ -167,26 +149,19 @@ def test_readers_of_one_grid_have_equal_bits(make):
     assert not [row.name for row in plan.insertions if "_to_" in row.name]
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_a_budget_of_uniform_bits_is_reached(bits, model):
-    found = by_table(model, budget={"average_bits": bits}, policy=BitPolicy.mobile(4, **EVERYWHERE))
-    assert found.totals["average_weight_bits"].value <= bits
-    assert found.totals["average_activation_bits"].value <= bits
-    if bits == 8:
-        assert {row.weight_bits for row in found.layers} == {8}
-
-
-@pytest.mark.thorough
-def test_a_larger_budget_never_costs_more(model):
-    costs = [
-        by_table(model, budget={"average_bits": f"{share}%"}).proof.cost
-        for share in (40, 60, 80, 100)
-    ]
+def test_a_budget_of_uniform_bits_is_reached_and_a_larger_one_costs_less(model):
+    policy, costs = BitPolicy.mobile(4, **EVERYWHERE), []
+    for bits in (2, 4, 8):
+        found = by_table(model, budget={"average_bits": bits}, policy=policy)
+        assert found.totals["average_weight_bits"].value <= bits
+        assert found.totals["average_activation_bits"].value <= bits
+        costs.append(found.proof.cost)
+    assert {row.weight_bits for row in found.layers} == {8}
     assert costs == sorted(costs, reverse=True)
 
 
 @pytest.mark.thorough
-def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
+def test_measured_costs_are_taken_as_they_are_and_the_smallest_file_keeps_its_limit(model):
     images = images_for(model)
     policy = BitPolicy.mobile(2)
     measured = sat_tf.sensitivity(model, images, policy)
@@ -194,6 +169,11 @@ def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
     other = sat_tf.allocate(model, images, policy, budget={"average_bits": "50%"})
     assert one.layers == other.layers
     assert one.proof == other.proof
+    choices = ModelChoices(model, BitPolicy.mobile(4), *BITS.values())
+    smallest = file_bytes(model, choices.policy_at(2, 8))
+    images = images_for(model, 16)
+    found = sat_tf.allocate(model, images, 4, budget={"bytes": smallest}, num_images=16, **BITS)
+    assert found.totals["bytes"].value == smallest
 
 
 @pytest.mark.thorough
@@ -245,35 +225,22 @@ def test_the_model_trains_and_its_file_has_the_bytes_and_the_codes(make, pack, t
     policy = BitPolicy.mobile(4, **EVERYWHERE)
     loose = by_table(model, policy=policy, pack=pack, budget={"average_bits": "50%"})
     room = loose.totals["bytes"]
-    found = by_table(
-        model,
-        policy=policy,
-        pack=pack,
-        budget={"average_bits": "50%", "bytes": (room.fewest + room.most) / 2},
-    )
+    budget = {"average_bits": "50%", "bytes": (room.fewest + room.most) / 2}
+    found = by_table(model, policy=policy, pack=pack, budget=budget)
     report, certificate = _trains_and_exports(model, found, tmp_path / "model.tflite")
     assert report.bytes == found.totals["bytes"].value <= found.totals["bytes"].limit
     assert certificate.codes_differing == 0
 
 
-def test_the_policy_is_read_back_from_its_file(model, found, tmp_path):
+def test_the_policy_is_read_back_from_its_file_with_what_its_user_states(model, tmp_path):
+    stated = {"input_range": (0, 255), "weight_range": "layer"}
+    policy = BitPolicy.mobile(4, overrides={"fo*": {"weight_bits": 3}}, **stated)
+    found = by_table(model, policy=policy, budget={"average_activation_bits": "50%"})
     found.write_policy(tmp_path / "policy.yaml")
     text = (tmp_path / "policy.yaml").read_text(encoding="utf-8")
-    assert BitPolicy(**yaml.safe_load(text)) == found.policy
-    assert read_config(DEMO, [f"policy={text}"]).policy == found.policy
-
-
-def test_what_a_policy_states_beside_its_bits_is_written(model, tmp_path):
-    policy = BitPolicy.mobile(4, input_range=(0, 255), weight_range="layer")
-    found = by_table(model, policy=policy, budget={"average_bits": "50%"})
-    read = BitPolicy(**yaml.safe_load(found.policy_yaml()))
-    assert read == found.policy
+    read = BitPolicy(**yaml.safe_load(text))
+    assert read == found.policy == read_config(DEMO, [f"policy={text}"]).policy
     assert read.states_input_range
-
-
-def test_the_users_own_overrides_stay(model):
-    policy = BitPolicy.mobile(4, overrides={"fo*": {"weight_bits": 3}})
-    found = by_table(model, policy=policy, budget={"average_activation_bits": "50%"})
     assert found["four"].weight_bits == 3
     assert next(iter(found.policy.overrides)) == "fo*"
     assert found["four"].chosen == "activations"
@@ -340,19 +307,9 @@ def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_lon
     smallest = file_bytes(model, ModelChoices(model, policy, *BITS.values()).policy_at(2, 8))
     found = by_table(model, policy=policy, budget={"bytes": smallest})
     assert found.totals["bytes"].value == smallest
-    with pytest.raises(
-        ValueError, match=f"={smallest - 1:,}: the smallest possible is {smallest:,}"
-    ):
+    least = f"={smallest - 1:,}: the smallest possible is {smallest:,}"
+    with pytest.raises(ValueError, match=least):
         by_table(model, policy=policy, budget={"bytes": smallest - 1})
-
-
-@pytest.mark.thorough
-def test_the_smallest_file_keeps_its_limit_with_measured_costs(model):
-    choices = ModelChoices(model, BitPolicy.mobile(4), *BITS.values())
-    smallest = file_bytes(model, choices.policy_at(2, 8))
-    images = images_for(model, 16)
-    found = sat_tf.allocate(model, images, 4, budget={"bytes": smallest}, num_images=16, **BITS)
-    assert found.totals["bytes"].value == smallest
 
 
 # -- the time on an NPU ----------------------------------------------------------------------------
@@ -379,22 +336,16 @@ def of_npu():
     return keras.Model(image, L.Dense(4, name="head")(L.GlobalAveragePooling2D()(x)), name="small")
 
 
-def _cost(of_npu):
-    kinds = L.Conv2D, L.Dense
-    return {one.name: {2: 1.0, 8: 0.0} for one in of_npu.layers if isinstance(one, kinds)}
-
-
-def _allocated(of_npu, npu, **budget):
-    policy = BitPolicy.mobile(4)
-    return sat_tf.allocate(
-        of_npu, None, policy, cost=_cost(of_npu), npu=npu, budget=budget, **_BITS
-    )
+def _of_npu(model, policy, npu, **budget):
+    layers = [one.name for one in model.layers if isinstance(one, L.Conv2D | L.Dense)]
+    cost = {name: {2: 1.0, 8: 0.0} for name in layers}
+    return sat_tf.allocate(model, None, policy, cost=cost, npu=npu, budget=budget, **_BITS)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("npu", ["ethos-u55-128", _FLASH], ids=["u55", "u85 with flash"])
 def test_the_totals_are_those_of_the_compiled_file(npu, of_npu, tmp_path):
-    found = _allocated(of_npu, npu, milliseconds="90%")
+    found = _of_npu(of_npu, BitPolicy.mobile(4), npu, milliseconds="90%")
     assert {row.weight_bits for row in found.layers if row.chosen != "activations"} >= {2, 8}
     quantized = sat_tf.quantize_model(of_npu, found.policy)
     sat_tf.calibrate(quantized, images_for(of_npu))
@@ -408,20 +359,16 @@ def test_the_totals_are_those_of_the_compiled_file(npu, of_npu, tmp_path):
     assert found.policy.target == ("ethos-u55" if isinstance(npu, str) else "ethos-u85")
 
 
-def test_without_the_compiler_a_sentence_installs_it(of_npu, monkeypatch):
+def test_what_cannot_be_compiled_is_refused_with_a_sentence(of_npu, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'sat-tf\[ethos\]'"):
         sat_tf.allocate(of_npu, cost={}, npu="ethos-u55-128", budget={"average_bits": 4})
+    choices = types.SimpleNamespace(sizes=None, file_problem="its stem is float.")
+    with pytest.raises(ValueError, match="npu: there is no file to compile: its stem is float"):
+        milliseconds_of(of_npu, choices, (2, 8), {"configuration": "ethos-u55-128"})
 
 
 def test_operators_on_the_cpu_are_said_to_have_no_time(of_npu):
     policy = BitPolicy.mobile(4, activation_bits=None)
-    given = {"cost": _cost(of_npu), "npu": "ethos-u55-128", "budget": {"average_weight_bits": 8}}
     with pytest.warns(UserWarning, match="npu: received DEQUANTIZE.* left to the CPU"):
-        sat_tf.allocate(of_npu, policy=policy, **given, **_BITS)
-
-
-def test_a_model_without_a_file_has_nothing_to_compile(of_npu):
-    choices = types.SimpleNamespace(sizes=None, file_problem="its stem is float.")
-    with pytest.raises(ValueError, match="npu: there is no file to compile: its stem is float"):
-        milliseconds_of(of_npu, choices, (2, 8), {"configuration": "ethos-u55-128"})
+        _of_npu(of_npu, policy, "ethos-u55-128", average_weight_bits=8)

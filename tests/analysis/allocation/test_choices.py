@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -20,33 +21,33 @@ BITS = (2, 4, 8)
 EVERYWHERE = {"first_last_weight_bits": None}
 
 
-def choices(model, policy=None, **options):
-    return ModelChoices(model, policy or BitPolicy.mobile(4), BITS, BITS, **options)
+def choices(model, policy=None):
+    return ModelChoices(model, policy or BitPolicy.mobile(4), BITS, BITS)
 
 
-def named(found):
-    return {layer.name: layer for layer in found.layers}
+def named(model, policy=None):
+    return {layer.name: layer for layer in choices(model, policy).layers}
 
 
 def test_the_policy_settles_the_ends_and_streams_and_what_it_overrides():
-    found = named(choices(residual()))
+    found = named(residual())
     assert found["stem"].choices == found["classifier"].choices == [(8, 8)]
     # It reads the stream of the first sum as it is.
     assert found["one"].choices == [(2, 8), (4, 8), (8, 8)]
     assert found["two"].choices == list(itertools.product(BITS, BITS))
-    found = named(choices(residual(), BitPolicy.mobile(4, **EVERYWHERE)))
+    found = named(residual(), BitPolicy.mobile(4, **EVERYWHERE))
     assert found["stem"].choices == [(2, 8), (4, 8), (8, 8)]
     overrides = {"two": {"weight_bits": 3}, "four": {"activation_bits": 5}}
-    found = named(choices(residual(), BitPolicy.mobile(4, overrides=overrides)))
+    found = named(residual(), BitPolicy.mobile(4, overrides=overrides))
     assert found["two"].choices == [(3, 2), (3, 4), (3, 8)]
     assert found["four"].choices == [(2, 5), (4, 5), (8, 5)]
 
 
 def test_layers_that_read_one_tensor_or_parts_of_a_concatenation_are_tied():
-    found = named(choices(residual()))
+    found = named(residual())
     assert found["three"].tie == found["shortcut"].tie
     assert len({found[name].tie for name in ("two", "three", "four")}) == 3
-    found = named(choices(joined()))
+    found = named(joined())
     assert found["up"].tie == found["down"].tie
     assert found["left"].tie == found["right"].tie
     assert found["left"].tie != found["up"].tie
@@ -58,10 +59,10 @@ def test_layers_that_read_one_stream_are_tied_where_streams_are_requantized():
     parts = [L.Conv2D(4, 1, name=name)(stem) for name in ("one", "two")]
     tensor = L.Flatten()(L.Add()([*parts, stem]))
     model = keras.Model(image, L.Dense(3, name="classifier")(tensor))
-    found = named(choices(model, BitPolicy.mobile(4, requantize_streams=True)))
+    found = named(model, BitPolicy.mobile(4, requantize_streams=True))
     assert found["one"].chooses_activations
     assert found["one"].tie == found["two"].tie
-    as_they_are = named(choices(model))
+    as_they_are = named(model)
     assert not as_they_are["one"].chooses_activations
 
 
@@ -74,11 +75,10 @@ def test_calls_of_one_layer_tie_what_they_read():
     two = again(one)
     tensor = L.Flatten()(L.Add()([two, side]))
     model = keras.Model(image, L.Dense(3, name="classifier")(tensor))
-    found = choices(model)
-    layers = named(found)
+    layers = named(model)
     assert list(layers) == ["first", "again", "side", "classifier"]
     assert layers["again"].tie == layers["side"].tie
-    plan = sat_tf.explain(model, found.policy_at(2, 8))
+    plan = sat_tf.explain(model, choices(model).policy_at(2, 8))
     assert (plan["again"].weights.bits, plan["again"].reading_bits) == (2, 8)
     assert plan["again@2"].reading_bits == plan["side"].reading_bits == 8
 
@@ -107,19 +107,25 @@ def test_open_image_sizes_leave_values_unknown():
     tensor = L.Conv2D(4, 3, activation="relu", name="stem")(image)
     tensor = L.Conv2D(4, 1, activation="relu", name="conv")(tensor)
     model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(tensor)))
-    conv = named(choices(model))["conv"]
+    conv = named(model)["conv"]
     assert conv.values_read is None
 
 
 # -- limits and costs ------------------------------------------------------------------------------
 
 
-def test_numbers_and_shares_are_read():
+def test_numbers_and_shares_are_read_and_pairs_of_bits_win_over_weight_bits_alone():
     found = read_budget({"bytes": np.int64(10), "average_bits": "62.5%"})
     both = ("average_weight_bits", "average_activation_bits")
     assert found == {"bytes": 10, **dict.fromkeys(both, "62.5%")}
     assert type(found["bytes"]) is int
     assert read_budget({"average_bits": 4}) == dict.fromkeys(both, 4.0)
+    rows = ("conv", (2, 4), True), ("dense", (8,), False)
+    two = [layer_of(name, bits, is_chosen=chosen) for name, bits, chosen in rows]
+    values = functools.partial(costs_of_table, layers=two)
+    assert values({"conv": {2: 3, 4: 2, (4, 8): 1}}) == [3.0, 1.0, 0.0]
+    assert values({"conv": 0.5, "dense": 2}) == [0.5, 0.5, 2.0]
+    assert values({"conv": {4: 3, None: 1}}) == [1.0, 3.0, 0.0]
 
 
 def layer_of(name, weight_bits, *, is_chosen):
@@ -127,19 +133,6 @@ def layer_of(name, weight_bits, *, is_chosen):
     numbers = {"num_weights": 1, "tie": 0, "values_read": 1, "activation_bits": (8,)}
     common = {"kind": "Conv2D", "chooses_activations": False, "reads_settled": True}
     return LayerChoices(**own, **numbers, **common)
-
-
-TWO_LAYERS = [layer_of("conv", (2, 4), is_chosen=True), layer_of("dense", (8,), is_chosen=False)]
-
-
-def values(table):
-    return costs_of_table(table, TWO_LAYERS)
-
-
-def test_pairs_of_bits_win_over_weight_bits_alone_and_one_number_holds_for_every_choice():
-    assert values({"conv": {2: 3, 4: 2, (4, 8): 1}}) == [3.0, 1.0, 0.0]
-    assert values({"conv": 0.5, "dense": 2}) == [0.5, 0.5, 2.0]
-    assert values({"conv": {4: 3, None: 1}}) == [1.0, 3.0, 0.0]
 
 
 # -- the problem that is solved --------------------------------------------------------------------
@@ -207,7 +200,7 @@ def test_the_solver_finds_what_trying_everything_finds(problem):
     assert found.chosen.tolist() in [chosen.tolist() for chosen in all_choices(problem)]
 
 
-def test_a_table_worked_by_hand():
+def test_a_table_and_the_ends_of_its_limit_worked_by_hand():
     # Three layers of 10, 20 and 40 bytes a bit, at 2, 4 or 8 bits; 360 bytes are 5.14 bits a byte.
     #   2,8,4: 20+160+160 = 340, cost 4+0+2 = 6     8,8,2: 80+160+80 = 320, cost 0+0+9 = 9
     #   4,4,4: 40+80+160 = 280, cost 1+3+2 = 6      8,4,4: 80+80+160 = 320, cost 0+3+2 = 5
@@ -218,10 +211,13 @@ def test_a_table_worked_by_hand():
     assert (found.chosen.tolist(), found.cost, found.bound) == ([1, 5, 7], 3.0, 3.0)
     assert solve(knapsack(costs, usage, [359])).cost == 5.0
     assert solve(knapsack(costs, usage, [139])) is None
+    usage = [[[1, 4], [3, 2]], [[4, 1], [4, 1]]]
+    problem = knapsack([[0, 0], [0, 0]], usage, [100, 5])
+    assert (problem.ends("0"), problem.ends("1")) == ((3, 7), (2, 8))
 
 
 @pytest.mark.parametrize("size", [1, 10**6, 10**12])
-def test_limits_are_kept_to_the_last_digit(size):
+def test_limits_are_kept_to_the_last_digit_by_the_cheapest_choice(size):
     # The second option of the last item is too much, by less than the solver sees.
     usage = [[[size, 2 * size]] * 5 + [[0, 1]]]
     costs = [[1, 0]] * 5 + [[1, 0]]
@@ -229,9 +225,6 @@ def test_limits_are_kept_to_the_last_digit(size):
     found = solve(problem)
     assert problem.used(found.chosen)["0"] <= 7 * size
     assert (found.cost, found.bound) == (4.0, 4.0)
-
-
-def test_a_limit_just_below_a_sum_has_the_cheapest_choice_within_it():
     limit = 33 * (1.0 - 1e-8)
     problem = knapsack([[5, 1], [2, 0]], [[[5, 22], [3, 11]]], [limit])
     found = solve(problem)
@@ -239,26 +232,14 @@ def test_a_limit_just_below_a_sum_has_the_cheapest_choice_within_it():
     assert solve(problem, **{"0": 33}).cost == 1.0
 
 
-def test_the_ends_of_a_limit_are_those_of_each_item():
-    usage = [[[1, 4], [3, 2]], [[4, 1], [4, 1]]]
-    problem = knapsack([[0, 0], [0, 0]], usage, [100, 5])
-    assert (problem.ends("0"), problem.ends("1")) == ((3, 7), (2, 8))
-
-
-def test_the_same_problem_has_the_same_answer():
-    draw = np.random.default_rng(0)
-    costs, usage = draw.random((30, 9)), draw.integers(0, 1000, (2, 30, 9))
-    problem = knapsack(costs.tolist(), usage.tolist(), [12_000, 13_000])
-    one, other = solve(problem), solve(problem)
-    assert one.chosen.tolist() == other.chosen.tolist()
-    assert (one.cost, one.bound) == (other.cost, other.bound)
-
-
-def test_the_solver_prints_nothing(capfd):
+def test_the_solver_prints_nothing_and_answers_the_same_again(capfd):
     draw = np.random.default_rng(1)
     costs, usage = 10.0 ** draw.uniform(-4, 3, (40, 9)), draw.integers(0, 1000, (2, 40, 9))
     weights = draw.integers(1, 500, (40, 1)) * np.arange(2, 11)
-    solve(knapsack(costs.tolist(), usage.tolist(), [16_000, 17_000]))
+    problem = knapsack(costs.tolist(), usage.tolist(), [16_000, 17_000])
+    one, other = solve(problem), solve(problem)
+    assert one.chosen.tolist() == other.chosen.tolist()
+    assert (one.cost, one.bound) == (other.cost, other.bound)
     solve(knapsack(costs.tolist(), [weights.tolist()], [0.4 * weights[:, -1].sum()]))
     print("afterwards")
     assert capfd.readouterr().out == "afterwards\n"

@@ -308,12 +308,16 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
     assert furthest[1] < 0.1 < furthest[0]
 
 
-OTHER = FileSettings(float_head=True, pack="int4", softmax=True, resizable=True)
+OTHERS = [
+    FileSettings(float_head=True, pack="int4", softmax=True, resizable=True),
+    *(FileSettings(output_type=output_type) for output_type in ("int8", "uint8")),
+]
 
 
 def test_a_file_gives_back_its_settings():
-    for settings in [*(FileSettings(pack=pack) for pack in PACKINGS), OTHER]:
+    for settings in [*(FileSettings(pack=pack) for pack in PACKINGS), *OTHERS]:
         assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
+    assert "output_type" not in json.loads(FileSettings().to_json({}))  # those of float files
 
 
 def test_earlier_files_have_the_defaults_of_then_and_1x1_convolutions_as_convolutions():

@@ -1,37 +1,34 @@
 """Small models that nest, share, freeze and branch, as users bring them."""
 
+import functools
+
 import numpy as np
 import tf_keras as keras
 
-from tests.qat import float_models
+from tests.qat.float_models import chain, conv_bn_relu, images, model_of  # noqa: F401 -- for readers
 
 L = keras.layers
 
 
-def _conv_norm_relu(tensor, filters, name):
-    tensor = L.Conv2D(filters, 3, padding="same", use_bias=False, name=name)(tensor)
-    return L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
+def head():
+    return [L.GlobalAveragePooling2D(name="pool"), L.Dense(3, name="classifier")]
 
 
 def backbone():
     """A Functional model with a Sequential one inside."""
     pixels = keras.Input((8, 8, 3), name="pixels")
-    block = keras.Sequential(
-        [L.Conv2D(4, 1, name="conv"), L.BatchNormalization(name="bn"), L.ReLU(name="relu")],
-        name="block",
-    )
-    return keras.Model(pixels, block(_conv_norm_relu(pixels, 4, "conv")), name="backbone")
+    layers = [L.Conv2D(4, 1, name="conv"), L.BatchNormalization(name="bn"), L.ReLU(name="relu")]
+    block = keras.Sequential(layers, name="block")
+    return keras.Model(pixels, chain(pixels, conv_bn_relu("conv"), block), name="backbone")
 
 
 def nested(frozen=False, training=None):
     """A backbone inside a model with layers of the same names."""
     inner = backbone()
     inner.trainable = not frozen
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = inner(image) if training is None else inner(image, training=training)
-    tensor = _conv_norm_relu(tensor, 4, "conv")
-    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
-    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="nested"))
+    options = {} if training is None else {"training": training}
+    called = functools.partial(inner, **options)
+    return _ready(model_of(called, conv_bn_relu("conv"), head(), name="nested"))
 
 
 def nested_in_a_sequential():
@@ -54,8 +51,7 @@ def shared():
     once = relu(norm(conv(stem)))
     twice = relu(norm(conv(once)))
     total = L.Add(name="add")([mix(once), mix(twice)])
-    tensor = L.GlobalAveragePooling2D(name="pool")(plain(plain(total)))
-    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="shared"))
+    return _ready(keras.Model(image, chain(total, plain, plain, head()), name="shared"))
 
 
 def partly_normalized():
@@ -65,8 +61,8 @@ def partly_normalized():
     conv = L.Conv2D(4, 3, padding="same", name="conv")
     one = L.ReLU(name="one")(L.BatchNormalization(name="norm")(conv(stem)))
     two = L.ReLU(name="two")(conv(one))
-    tensor = L.GlobalAveragePooling2D(name="pool")(L.Add(name="add")([one, two]))
-    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="partly"))
+    total = L.Add(name="add")([one, two])
+    return _ready(keras.Model(image, chain(total, head()), name="partly"))
 
 
 def shared_backbone():
@@ -74,8 +70,7 @@ def shared_backbone():
     image = keras.Input((8, 8, 3), name="image")
     other = L.Conv2D(3, 3, padding="same", activation="relu", name="other")(image)
     total = L.Concatenate(name="both")([inner(image), inner(other)])
-    tensor = L.GlobalAveragePooling2D(name="pool")(total)
-    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="two_uses"))
+    return _ready(keras.Model(image, chain(total, head()), name="two_uses"))
 
 
 def _ready(model):
@@ -83,11 +78,8 @@ def _ready(model):
     rng = np.random.default_rng(5)
     for layer in model._flatten_layers(include_self=False, recursive=True):
         if isinstance(layer, keras.layers.BatchNormalization):
-            channels = layer.moving_mean.shape
-            layer.gamma.assign(rng.normal(1.0, 0.3, channels))
-            layer.beta.assign(rng.normal(0.0, 0.3, channels))
-            layer.moving_mean.assign(rng.normal(0.0, 0.3, channels))
-            layer.moving_variance.assign(rng.uniform(0.5, 2.0, channels))
+            gamma, beta, mean = rng.normal([[1.0], [0.0], [0.0]], 0.3, (3, *layer.gamma.shape))
+            layer.set_weights([gamma, beta, mean, rng.uniform(0.5, 2.0, layer.gamma.shape)])
     return model
 
 
@@ -95,5 +87,3 @@ MODELS = {
     build.__name__: build
     for build in (nested, nested_in_a_sequential, shared, partly_normalized, shared_backbone)
 }
-
-images = float_models.images

@@ -16,8 +16,7 @@ import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
-
-L = keras.layers
+from tests.qat.float_models import L, model_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:You are saving your model as an HDF5 file", "ignore:calibrate"
@@ -68,18 +67,14 @@ def test_a_saved_model_can_be_served_without_keras(tmp_path):
 MANY_LAYERS = BitPolicy.mobile(4, unsupported="float", overrides={"inner/conv": {"weight_bits": 3}})
 
 
-def _inner():
-    tensor = keras.Input((8, 8, 4), name="tensor")
-    return keras.Model(tensor, L.Conv2D(4, 1, activation="relu", name="conv")(tensor), name="inner")
-
-
 def many_layers() -> keras.Model:
     """All that models hold beside the usual: two images, nested outputs, a layer of two calls."""
     left, right = (keras.Input((8, 8, 3), name=name) for name in ("left", "right"))
     stem = L.Conv2D(4, 3, padding="same", activation="swish", name="stem")
     one = stem(L.Rescaling(1 / 127.5, -1.0, name="centred")(left))  # two calls of one kernel
     other = stem(right * 2.0 - 1.0)
-    inner = _inner()
+    conv = L.Conv2D(4, 1, activation="relu", name="conv")
+    inner = model_of(conv, shape=(8, 8, 4), name="inner")
     tensor = L.Concatenate(name="join")([inner(one), L.LeakyReLU(0.1, name="leaky")(other)])
     gate = L.Activation("sigmoid", name="gate")(L.Conv2D(8, 1, name="gates")(tensor))
     tensor = L.Multiply(name="gated")([tensor, gate])[:, 1:-1, ::2]
@@ -106,62 +101,41 @@ def model():
     return _of_many_layers()
 
 
-@pytest.fixture(scope="module")
-def expected(model):
-    return tf.nest.map_structure(np.asarray, model(_both_images(4)))
+COPIES = {
+    "clone_model": keras.models.clone_model,
+    "model_from_json": lambda model: keras.models.model_from_json(model.to_json()),
+    "from_config": lambda model: type(model).from_config(model.get_config()),
+}
+WEIGHTS = {"weights": "model.weights.h5", "checkpoint": "checkpoint"}
+# The last one twice, as what was loaded may be written otherwise.
+TRIPS = (*FORMATS, *COPIES, *WEIGHTS, "keras_of_h5")
+SLOW = ("saved_model", "weights", "keras_of_h5")
 
 
-def _by_copy(copied):
-    def copy(model, folder):
-        twin = copied(model)
+def _after(trip, model, folder):
+    """The model as it comes back from a file, a copy, or a file of weights."""
+    if trip == "keras_of_h5":
+        return _after("keras", _after("h5", model, folder), folder)
+    if trip in FORMATS:
+        model.save(folder / FORMATS[trip])
+        return keras.models.load_model(folder / FORMATS[trip])
+    if trip in COPIES:
+        twin = COPIES[trip](model)
         twin.set_weights(model.get_weights())
         return twin
-
-    return copy
-
-
-def _by_file(name):
-    def load(model, folder):
-        model.save(folder / name)
-        return keras.models.load_model(folder / name)
-
-    return load
-
-
-def _by_weights(name):
-    def load(model, folder):
-        model.save_weights(folder / name)
-        other = _of_many_layers(seed=5)
-        other.load_weights(folder / name)
-        return other
-
-    return load
-
-
-TRIPS = {
-    "keras": _by_file("model.keras"),
-    "h5": _by_file("model.h5"),
-    "saved_model": _by_file("model"),
-    "clone_model": _by_copy(keras.models.clone_model),
-    "model_from_json": _by_copy(lambda model: keras.models.model_from_json(model.to_json())),
-    "from_config": _by_copy(lambda model: type(model).from_config(model.get_config())),
-    "weights": _by_weights("model.weights.h5"),
-    "checkpoint": _by_weights("checkpoint"),
-    # Twice, as what was loaded may be written otherwise.
-    "keras_of_h5": lambda model, folder: TRIPS["keras"](TRIPS["h5"](model, folder), folder),
-}
-SLOW = ("saved_model", "weights", "keras_of_h5")
+    model.save_weights(folder / WEIGHTS[trip])
+    other = _of_many_layers(seed=5)
+    other.load_weights(folder / WEIGHTS[trip])
+    return other
 
 
 @pytest.mark.thorough
 def test_the_model_has_what_it_is_for(model):
-    quantizers, layers = set(), set()
-    for layer in model.layers[len(model.inputs) :]:
-        quantizers.add(type(layer.quantize_config.output).__name__)
-        layers.add(type(layer.layer).__name__)
+    layers = model.layers[len(model.inputs) :]
+    quantizers = {type(layer.quantize_config.output).__name__ for layer in layers}
     assert {"OffsetQuantizer", "UnitQuantizer", "StreamQuantizer", "RangeObserver"} <= quantizers
     expected = "Scaling Slice TensorFlowOperation Rescaling Conv2DTranspose PReLU"
-    assert {*expected.split()} <= layers
+    assert {*expected.split()} <= {type(layer.layer).__name__ for layer in layers}
     names = {node.name for node in Network(model)}
     assert {"quant_inner/conv", "quant_stem", "quant_stem@2"} <= names
     assert len(model.inputs) == 2
@@ -172,12 +146,12 @@ def test_the_model_has_what_it_is_for(model):
 @pytest.mark.parametrize(
     "trip", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TRIPS]
 )
-def test_outputs_are_the_same_bit_for_bit_after(trip, model, expected, tmp_path):
-    loaded = TRIPS[trip](model, tmp_path)
-    found = loaded(_both_images(4))
-    tf.nest.assert_same_structure(found, expected)
-    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-    if "weights" not in trip and trip != "checkpoint":  # into a model with names of its own
+def test_outputs_are_the_same_bit_for_bit_after(trip, model, tmp_path):
+    loaded = _after(trip, model, tmp_path)
+    outputs, expected = loaded(_both_images(4)), model(_both_images(4))
+    tf.nest.assert_same_structure(outputs, expected)
+    tf.nest.map_structure(np.testing.assert_array_equal, outputs, expected)
+    if trip not in WEIGHTS:  # into a model with names of its own
         assert {node.name for node in Network(loaded)} == {node.name for node in Network(model)}
         configs = ([getattr(x, "quantize_config", None) for x in m.layers] for m in (model, loaded))
         assert [*map(operator.eq, *configs)] == [True] * len(model.layers)
@@ -246,26 +220,22 @@ class Halved(L.Layer):
     "file", ["model.keras", "model.h5", pytest.param("model", marks=pytest.mark.slow)]
 )
 def test_registered_layers_of_users_come_back_inside_their_quantizers(file, tmp_path):
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = Halved(name="half")(L.Conv2D(3, 3, name="conv")(image))
     policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
-    model = sat_tf.quantize_model(keras.Model(image, L.Dense(2, name="head")(tensor)), policy)
+    layers = [L.Conv2D(3, 3, name="conv"), Halved(name="half"), L.Dense(2, name="head")]
+    model = sat_tf.quantize_model(model_of(*layers), policy)
     model.save(tmp_path / file)
     images = float_models.images(2)
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / file)(images), model(images))
 
 
 def transposed(seed):
-    image = keras.Input((8, 8, 3), name="image")
     norm = L.Normalization(name="adapted")
     norm.adapt(float_models.images(16, seed=seed) * (0.3 + seed))
-    tensor = L.Conv2D(4, 3, 2, name="a")(norm(image))
-    tensor = L.ReLU(name="a_relu")(L.BatchNormalization(name="a_bn")(tensor))
-    tensor = L.Conv2DTranspose(5, 3, 2, name="up")(tensor)
-    tensor = L.ReLU(6.0, name="up_relu")(L.BatchNormalization(name="up_bn")(tensor))
-    tensor = L.Conv2DTranspose(2, 2, activation="relu", name="last")(tensor)
-    logits = L.Dense(3, name="classifier")(L.Flatten()(tensor))
-    model = keras.Model(image, logits, name="transposed")
+    layers = [norm, L.Conv2D(4, 3, 2, name="a"), L.BatchNormalization(name="a_bn")]
+    layers += [L.ReLU(name="a_relu"), L.Conv2DTranspose(5, 3, 2, name="up")]
+    layers += [L.BatchNormalization(name="up_bn"), L.ReLU(6.0, name="up_relu")]
+    layers += [L.Conv2DTranspose(2, 2, activation="relu", name="last"), L.Flatten()]
+    model = model_of(*layers, L.Dense(3, name="classifier"), name="transposed")
     statistics = norm.get_weights()
     float_models.pretend_trained(model, seed)
     norm.set_weights(statistics)
@@ -347,11 +317,8 @@ def test_set_weights_makes_another_model_the_same(name, policy):
     assert _equal(other(images), one(images))
 
 
-FILES = {"model.weights.h5": "h5", "weights.h5": "h5", "checkpoint": "tf"}
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", ["model.weights.h5", "weights.h5", "checkpoint"])
 @pytest.mark.parametrize("name", ["transposed", "depthwise"])
 def test_a_file_of_weights_makes_another_model_the_same(name, file, tmp_path):
     one, other = (_quantized(name, "mobile4_channel", seed) for seed in (0, 1))

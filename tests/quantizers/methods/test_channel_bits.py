@@ -98,7 +98,7 @@ def test_constant_kernels_have_the_same_bits_in_all_channels(grid, kernel):
     assert np.isfinite(quantizer(kernel.astype(np.float32), False, variables)).all()
 
 
-def test_one_channel_of_zeros_leaves_its_bits_to_the_others_where_zero_is_a_code():
+def test_a_channel_of_zeros_leaves_its_bits_to_others_and_bits_outside_limits_are_of_all():
     kernel = _kernel()
     kernel[..., 7] = 0.0
     quantizer = _request(4, grid="narrow")
@@ -106,9 +106,6 @@ def test_one_channel_of_zeros_leaves_its_bits_to_the_others_where_zero_is_a_code
     own = variables["channel_bits"].numpy().ravel()
     assert (own[7], own.mean()) == (2, 4.0)
     assert not quantizer(kernel, False, variables).numpy()[..., 7].any()
-
-
-def test_bits_outside_the_limits_are_those_of_all_channels():
     for bits in (2, 8):
         quantizer = _request(bits, lowest=3, highest=4)
         _, variables = started(quantizer, _kernel())
@@ -258,15 +255,12 @@ def test_the_error_is_that_of_the_reference(shape, axes, mean):
     assert errors[np.arange(len(bits)), bits - 1].sum() == pytest.approx(least, rel=1e-4)
 
 
-def test_larger_channels_have_no_fewer_bits():
+def test_larger_channels_have_no_fewer_bits_and_weights_that_are_not_finite_no_part():
     kernel = uneven((3, 3, 16, 1)) * np.geomspace(0.01, 1.0, 8, dtype=np.float32)
     errors = squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
     bits = least_error_bits(errors, 2, 4)
     assert bits.tolist() == sorted(bits)
     assert bits[0] < bits[-1]
-
-
-def test_weights_that_are_not_finite_have_no_part():
     kernel = uneven()
     expected = squared_errors(kernel[:2], 2, 8, channel_axes=(3,)).numpy()
     kernel[2] = np.nan

@@ -1,13 +1,16 @@
-"""The quantizers of LSQ, LSQ+ and L1: their variables, their start, and what they refuse."""
+"""The quantizers of LSQ, LSQ+, L1 and QIL: their variables and their start; QIL's mathematics."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from sat_tf.core import dorefa, pact
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.quantizers.lsq import (
     SMALLEST_MAGNITUDE,
     LsqActivationQuantizer,
@@ -15,31 +18,41 @@ from sat_tf.quantizers.lsq import (
     LsqQuantizer,
     mean_level,
 )
+from sat_tf.quantizers.methods import qil
+from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.pact import OffsetQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationRequest, Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quantizer
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
+from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 from tests.quantizers.held import SHAPE, built, drawn, started
 
 
+@pytest.mark.parametrize("name", ["lsq", "qil"])
 @pytest.mark.parametrize(
     ("range_", "shape"), [("layer", ()), ("channel", (1, 1, 1, 8))], ids=["layer", "channel"]
 )
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_the_scale_starts_as_in_the_paper_for_layer_or_channels(bits, range_, shape):
+def test_scales_start_as_in_the_paper_for_layer_or_channels(bits, range_, shape, name):
     request = WeightRequest(num_bits=bits, range=range_)
-    quantizer, kernel = make_weight_quantizer("lsq", request), drawn()
+    quantizer, kernel = make_weight_quantizer(name, request), drawn()
     layer, variables = started(quantizer, kernel)
-    (magnitude,) = layer.trainable_weights
-    assert variables == {"magnitude": magnitude}
-    assert magnitude.shape == shape
+    assert [v.name.split(":")[0] for v in layer.trainable_weights] == list(variables)
     assert not layer.losses  # no weight decay
-    axes = (0, 1, 2) if shape else None
-    wanted = 2 * np.mean(np.abs(kernel), axis=axes) / math.sqrt(2 ** (bits - 1) - 1)
+    size, axes = np.abs(kernel), (0, 1, 2) if shape else None
+    high = 2 ** (bits - 1) - 1
+    wanted = np.max(size, axes) / high
+    if name == "lsq":
+        wanted = 2 * np.mean(size, axes) / math.sqrt(high)
+    for variable in variables.values():
+        assert variable.shape == shape
+        if name == "qil":  # from 0 to the largest weight
+            np.testing.assert_array_equal(np.ravel(variable), np.ravel(np.max(size, axes) / 2))
     found = quantizer.integer_weights(kernel, variables)
     np.testing.assert_allclose(np.ravel(found.scales), np.ravel(wanted), rtol=1e-6)
     assert found.scales.shape == (1, 1, 1, 8 if shape else 1)
+    assert name == "lsq" or np.abs(found.codes).max() == high
 
 
 def test_a_channel_of_zeros_starts_as_its_layer_and_a_layer_of_zeros_as_a_usual_one():
@@ -54,20 +67,19 @@ def test_a_channel_of_zeros_starts_as_its_layer_and_a_layer_of_zeros_as_a_usual_
         usual = 2 * math.sqrt(2 / math.pi) * math.sqrt(2 / 36)
         assert float(variables["magnitude"]) == pytest.approx(usual, rel=1e-5)
         assert not quantizer(np.zeros(SHAPE, np.float32), True, variables).numpy().any()
+    # QIL's interval.
+    quantizer = QilQuantizer(num_bits=4, range_axes=(3,))
+    _, variables = started(quantizer, kernel)
+    ends = 2.0 * variables["interval_distance"].numpy().ravel()
+    assert ends[2] == np.abs(kernel).max()
+    _, variables = built(quantizer)
+    own = variables["interval_center"].numpy()
+    quantizer.begin(tf.Variable(tf.zeros(SHAPE)), variables)
+    np.testing.assert_array_equal(variables["interval_center"], own)
+    assert (own > 0.0).all()
 
 
-def test_a_constant_kernel_is_one_code():
-    for value in (0.25, -0.25):
-        kernel = np.full(SHAPE, value, np.float32)
-        for start, tolerance in (("mean", 0.25), ("error", 1e-6)):
-            quantizer = LsqQuantizer(num_bits=4, start=start)
-            _, variables = started(quantizer, kernel)
-            made = quantizer(kernel, True, variables).numpy()
-            assert len(np.unique(made)) == 1
-            np.testing.assert_allclose(made, kernel, rtol=tolerance)
-
-
-def test_a_scale_that_wants_to_cross_zero_stays_positive_and_comes_back():
+def test_a_scale_that_wants_to_cross_zero_comes_back_and_no_interval_is_turned_inside_out():
     kernel = tf.Variable(drawn())
     quantizer = LsqQuantizer(num_bits=2)
     _, variables = started(quantizer, kernel.numpy())
@@ -81,28 +93,45 @@ def test_a_scale_that_wants_to_cross_zero_stays_positive_and_comes_back():
     assert np.isfinite(made).all()
     # All weights are clipped, and those of the size of float ones want a larger scale.
     assert float(tape.gradient(loss, magnitude)) < 0.0
+    layer, variables = started(QilQuantizer(num_bits=4), drawn())
+    optimizer = keras.optimizers.SGD(1.0)
+    ones = [tf.fill(v.shape, 1e6) for v in layer.trainable_weights]
+    optimizer.apply_gradients(zip(ones, layer.trainable_weights, strict=True))
+    assert float(variables["interval_center"]) == 0.0
+    assert float(variables["interval_distance"]) == np.float32(SMALLEST_DISTANCE)
 
 
+def _learnt(quantizer, kernel, *predecessor):
+    """What the quantizer learns first, at the start or as it takes it over from another one."""
+    _, variables = started(quantizer, kernel)
+    if predecessor:
+        old = Predecessor(*predecessor, keep_function=True)
+        quantizer.carry(tf.constant(drawn()), variables, old)
+    return next(iter(variables.values()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(LsqQuantizer, {"start": "mean"}), (LsqQuantizer, {"start": "error"}), (QilQuantizer, {})],
+    ids=["mean", "error", "qil"],
+)
 @pytest.mark.parametrize("before", [8, 4])
-@pytest.mark.parametrize("start", ["mean", "error"])
-def test_other_bits_keep_what_the_scale_has_become_of_its_start(before, start):
-    kernel = tf.constant(drawn())
-    old, new = (LsqQuantizer(num_bits=bits, range_axes=(3,), start=start) for bits in (before, 3))
-    (_, old_variables), (_, variables) = started(old, drawn()), started(new, drawn())
-    first = variables["magnitude"].numpy()
-    old_variables["magnitude"].assign(old_variables["magnitude"] * 1.25)
-    new.carry(kernel, variables, Predecessor(old, old_variables, keep_function=True))
-    np.testing.assert_allclose(variables["magnitude"], 1.25 * first, rtol=1e-6)
-    same = LsqQuantizer(num_bits=before, range_axes=(3,), start=start)
-    _, found = started(same, drawn())
-    same.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
-    np.testing.assert_array_equal(found["magnitude"], old_variables["magnitude"])
+def test_other_bits_keep_what_the_scale_has_become_of_its_start(before, kind, settings):
+    old, new, layer = (
+        kind(num_bits=bits, range_axes=axes, **settings)
+        for bits, axes in ((before, (3,)), (3, (3,)), (3, ()))
+    )
+    had, other = started(old, drawn())[1], 3.0 * drawn()
+    learnt = next(iter(had.values()))
+    learnt.assign(learnt * 1.25)
+    if kind is LsqQuantizer:
+        wanted = 1.25 * _learnt(new, drawn())
+        np.testing.assert_allclose(_learnt(new, drawn(), old, had), wanted, rtol=1e-6)
+    else:  # an interval goes to other bits as it is
+        np.testing.assert_array_equal(_learnt(new, other, old, had), learnt)
+    np.testing.assert_array_equal(_learnt(old, other, old, had), learnt)
     # A layer of one scale has nothing that could be taken over.
-    layer = LsqQuantizer(num_bits=3, start=start)
-    _, found = started(layer, 3.0 * drawn())
-    layer.carry(kernel, found, Predecessor(old, old_variables, keep_function=True))
-    _, wanted = started(layer, drawn())
-    np.testing.assert_array_equal(found["magnitude"], wanted["magnitude"])
+    np.testing.assert_array_equal(_learnt(layer, other, old, had), _learnt(layer, drawn()))
 
 
 @pytest.mark.parametrize("name", ["lsq", "l1"])
@@ -115,6 +144,9 @@ def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(n
     layer, variables = built(quantizer)
     quantizer.begin(kernel, variables)
     values = plain(kernel, True, variables)
+    for other in ("stddev", "none"):  # weights of their own size take none of these
+        of_other = make_weight_quantizer(name, dataclasses.replace(request, rescale=other))
+        assert of_other.rescale is None
     made = quantizer(kernel, True, variables)
     factor = dorefa.rescale_factor(values, 8)
     np.testing.assert_allclose(made, values * factor, rtol=1e-6)
@@ -130,20 +162,10 @@ def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(n
         np.testing.assert_allclose(products, kept, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("rescaling", ["stddev", "none"])
-def test_weights_of_their_own_size_take_no_other_rescaling(rescaling):
-    for name in ("lsq", "l1"):
-        request = WeightRequest(num_bits=4, rescale=rescaling, fan_out=8)
-        assert make_weight_quantizer(name, request).rescale is None
-
-
 def test_l1_follows_the_grid_of_the_policy_and_has_no_variables():
     quantizer = make_weight_quantizer("l1", WeightRequest(num_bits=4, grid="packed"))
-    assert (quantizer.grid_name, quantizer.largest_code, quantizer.holds_zero) == (
-        "narrow",
-        7,
-        True,
-    )
+    own = quantizer.grid_name, quantizer.largest_code, quantizer.holds_zero
+    assert own == ("narrow", 7, True)
     assert built(quantizer)[1] == {}
     assert make_weight_quantizer("l1", WeightRequest(num_bits=8)).fits_int8
     wide = make_weight_quantizer("l1", WeightRequest(num_bits=8, grid="dorefa"))
@@ -265,3 +287,107 @@ def test_lsq_plus_starts_as_the_offset_quantizer_and_then_learns_both_ends(bits,
     # The step of SGD that the level takes is (1 + ρ) / a of the scale's.
     moved = float(by_level) * (1.0 + share) / top
     assert moved == pytest.approx(g * by_scale, rel=5e-3, abs=0.02)
+
+
+# -- QIL by hand and against the reference ---------------------------------------------------------
+
+
+BITS = range(2, 9)
+# Nearer than this to a tie, in codes, float32 may round either way.
+TIE = 1e-3
+NAMES = ("interval_center", "interval_distance")
+
+
+def _interval(center, distance):
+    return {"interval_center": np.float32(center), "interval_distance": np.float32(distance)}
+
+
+def _weights(latent, center, distance, bits, upstream=None, mode="eager", **options):
+    quantizer = QilQuantizer(num_bits=bits, **{"gradient_factor": 1.0, **options})
+    return value_and_gradients(
+        lambda w, *values: quantizer.quantized(w, dict(zip(NAMES, values, strict=True)), bits),
+        [latent, *_interval(center, distance).values()],
+        upstream,
+        mode,
+    )
+
+
+def _codes_and_scale(latent, center, distance, bits):
+    quantizer, variables = QilQuantizer(num_bits=bits), _interval(center, distance)
+    found = quantizer.integer_weights(tensor(latent), variables)
+    return array(found.codes), array(found.scales)
+
+
+# 3 bits: codes -3..3, c = 2 and d = 1: from 1 to 3, one code is 1 of 3. The upstream gradient is 1.
+#   w        -9    -3   -2.5  -1.2   -1   -0.5    0    0.9   1    1.4    2     3
+#   t         1     1   0.75  0.1     0     0     0     0    0    0.2   0.5    1
+#   code     -3    -3    -2    0      0     0     0     0    0     1     2     3     (ties go up)
+#   dq/dw     0     0   1.5   1.5     0     0     0     0    0    1.5   1.5    0
+#   |w| - c               0.5  -0.8                              -0.6    0
+#   dq/dc                1.5   1.5                               -1.5  -1.5
+#   dq/dd               0.75  -1.2                                0.9    0
+@pytest.mark.parametrize("mode", MODES)
+def test_3_bit_weights_worked_by_hand(mode):
+    w = np.array([-9, -3, -2.5, -1.2, -1, -0.5, 0, 0.9, 1, 1.4, 2, 3], np.float32)
+    value, by_w, by_c, by_d = _weights(w, 2.0, 1.0, 3, mode=mode)
+    codes = [-3, -3, -2, 0, 0, 0, 0, 0, 0, 1, 2, 3]
+    assert value.tolist() == codes
+    assert _codes_and_scale(w, 2.0, 1.0, 3)[0].tolist() == codes
+    assert by_w.tolist() == [0, 0, 1.5, 1.5, 0, 0, 0, 0, 0, 1.5, 1.5, 0]
+    assert by_c == pytest.approx(0.0, abs=1e-6)
+    assert by_d == pytest.approx(0.75 - 1.2 + 0.9, abs=1e-6)
+    _, by_w, by_c, by_d = _weights(w[9:], 2.0, 1.0, 3, mode=mode, gradient_factor=0.1)
+    assert by_w.tolist() == [1.5, 1.5, 0]
+    assert (by_c, by_d) == (pytest.approx(-0.3), pytest.approx(0.09))
+
+
+@pytest.mark.parametrize("mode", LONG_MODES)
+@pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("bits", BITS)
+def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
+    latent, upstream = draw(), draw(seed=1)
+    shape = [size if axis in axes else 1 for axis, size in enumerate(latent.shape)]
+    shape = shape if axes else ()
+    center, distance = (
+        (np.abs(draw(shape, seed, 0.2)) + np.float32(0.3)).astype(np.float32) for seed in (2, 3)
+    )
+    units = reference.qil_position(latent, center, distance) * (2 ** (bits - 1) - 1)
+    tie = np.abs(units - np.floor(units) - 0.5) < TIE
+    latent[tie] *= 1.02
+    for surrogate in (STRAIGHT_THROUGH, Surrogate("ewgs", 0.5), Surrogate("dsq")):
+        value, by_w, *by_interval = _weights(
+            latent,
+            center,
+            distance,
+            bits,
+            upstream,
+            mode,
+            surrogate=surrogate.name,
+            surrogate_strength=surrogate.strength,
+        )
+        expected = reference.qil_quantize(latent, center, distance, bits)
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+        names = surrogate.name, surrogate.strength
+        wanted, *slopes = reference.qil_gradients(latent, center, distance, bits, upstream, *names)
+        np.testing.assert_allclose(by_w, wanted, rtol=2e-3, atol=2e-4)
+        shared = tuple(axis for axis in range(4) if axis not in axes)
+        for found, each in zip(by_interval, slopes, strict=True):
+            total = np.sum(each, axis=shared, keepdims=bool(axes))
+            np.testing.assert_allclose(found, total, rtol=2e-3, atol=5e-3)
+
+
+# QIL is the narrow grid up to the largest weight where nothing is pruned or clipped.
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("axes", [(), (3,)])
+def test_it_starts_at_the_largest_weight(bits, axes):
+    latent = draw()
+    latent[0, 0, 0, 0] = np.inf  # left out, as NaN is
+    half = array(qil.first_end(latent, range_axes=axes)) / np.float32(2.0)
+    latent[0, 0, 0, 0] = 0.0
+    largest = np.max(np.abs(latent), axis=(0, 1, 2) if axes else None, keepdims=True)
+    np.testing.assert_array_equal(np.ravel(half), np.ravel(largest) / 2)
+    value, by_w, _, _ = _weights(latent, half, half, bits)
+    step = largest / QilQuantizer(num_bits=bits).largest_code
+    assert (np.abs(value - latent) <= 0.5001 * step).all()
+    inner = (np.abs(latent) > 0.0) & (np.abs(latent) < 0.999 * largest)
+    np.testing.assert_allclose(by_w[inner], 1.0, rtol=1e-6)
