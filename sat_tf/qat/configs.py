@@ -14,7 +14,7 @@ from sat_tf.graph.layers.kind import NativeFunction
 from sat_tf.graph.network import Network
 from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import ModelError, ProblemsError
-from sat_tf.qat.policy import combination_problems, layer_fields
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
 from sat_tf.qat.policy_fields import warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import make_weights
@@ -83,6 +83,12 @@ class LayerConfig(_ConfigOfScheme):
         if problems:
             raise ProblemsError("LayerConfig", problems)
         warn_of(self.fields)
+
+    @classmethod
+    def from_policy(cls, policy: BitPolicy) -> "LayerConfig":
+        """Every field a layer can have, as the policy gives it."""
+        fields = policy.to_dict()
+        return cls(**{name: fields[name] for name in PER_LAYER_FIELDS})
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

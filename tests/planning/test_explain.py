@@ -157,9 +157,7 @@ def test_quantize_apply_follows_the_plan_of_an_annotated_model():
     assert plan["plain"].reason == "it is not annotated"
     whole = tfmot.quantization.keras.quantize_annotate_model(float_models.build("plain"))
     assert_followed(*planned_and_applied(whole))
-
-
-def test_a_sequential_model_that_is_annotated_keeps_its_names():
+    # A Sequential model keeps its names.
     model = float_models.sequential_built_later()
     annotated = tfmot.quantization.keras.quantize_annotate_model(model)
     plan, quantized = planned_and_applied(annotated)

@@ -57,7 +57,6 @@ def quantized(_shared):
     return model
 
 
-@pytest.mark.thorough
 def test_the_sample_of_a_large_tensor_holds_all_channels():
     # Every 441st value of 64 images of 28x28 pixels and 144 channels would meet 16 channels.
     float_model = model_of(L.ReLU(), L.Conv2D(2, 1), shape=(28, 28, 144))
@@ -320,7 +319,6 @@ def test_inputs_are_clipped_where_that_makes_the_squared_error_smaller(far_out, 
     assert error(lowest, highest) < (0.81 if is_clipped else 1.01) * error(features.min(), 12.0)
 
 
-@pytest.mark.thorough
 def test_no_batch_size_shrinks_a_calibrated_range(quantized):
     sat_tf.calibrate(quantized, IMAGES)
     before, weights = _observed(quantized), quantized.get_weights()

@@ -12,7 +12,7 @@ from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
+from sat_tf.qat.layout import inner_layer, quantized_network
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spread, Spreads
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
@@ -176,15 +176,6 @@ def test_layers_left_float_keep_their_weights():
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
     integer = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
     assert np.isfinite(integer(inputs)).all()
-
-
-def test_some_layers_alone_can_be_quantized():
-    model = float_models.build("plain")
-    built = quantized_model(model, {"b": None}, FLOAT)
-    names = [layer.name for layer in built.layers if layer.name.startswith("quant_")]
-    assert names == ["quant_b"]  # the image is for a layer left float alone
-    inputs = float_models.images()
-    assert _difference(built(inputs), model(inputs).numpy()) < 1e-4
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import WEIGHT_QUANTIZERS, make_weight_quantizer
 
+L = keras.layers
+
 
 def test_the_default_is_4_bits_and_integer_end_to_end_for_litert():
     policy = BitPolicy()
@@ -296,9 +298,6 @@ def test_weights_that_nothing_names_are_the_best_known_at_the_bits_of_the_layer(
 )
 def test_what_is_said_of_dorefas_weights_asks_for_them(fields):
     assert _weights(BitPolicy.mobile(2, **fields).at("inside")) == "dorefa"
-
-
-L = keras.layers
 
 
 def test_a_layer_config_takes_every_field_of_one_layer():

@@ -22,14 +22,12 @@ from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.training.data.digits import load_digits
 from tests.qat.float_models import L, chain, model_of
 
+SHAPE = (16, 16, 3)
 RANGES = [(0, 255), (0, 1), (-1, 1), (-0.5, 0.5), "torch", "caffe"]
 DRAW = np.random.default_rng(0)
 # Digits in colours of their own, on grounds of their own.
 PICTURES = load_digits(16).train_images[:96].astype(np.float32)
 PICTURES = np.uint8(np.clip(PICTURES * DRAW.uniform(0.3, 1, (96, 1, 1, 3)) + 20.0, 0, 255))
-
-
-SHAPE = (16, 16, 3)
 
 
 def _model(order="conv, norm, relu"):
@@ -235,7 +233,6 @@ def test_reconstruction_reads_the_statistics_of_the_float_model(of_tf):
     assert "BitPolicy(input_range=(-1, 1))" in text
 
 
-@pytest.mark.thorough
 def test_uint8_pixels_are_scaled_and_other_numbers_are_not(of_tf):
     policy = BitPolicy.mobile(4, input_range=(-1, 1))
     found, quantized = [], sat_tf.quantize_model(of_tf, policy)

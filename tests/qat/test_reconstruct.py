@@ -25,13 +25,13 @@ from sat_tf.qat.reconstruction.fitted import fit as fit_and_measure
 from sat_tf.qat.wrapper import weight_quantizer
 from sat_tf.training.run_folder import RunFolder
 from tests import reference
-from tests.export.proofs import proved
 from tests.qat import float_models
 from tests.training.small import small_float_model, small_images
 
 L = keras.layers
 STEPS = 10
 IMAGES = float_models.images(64)
+WANTED, MADE = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])
 
 
 @pytest.fixture(autouse=True)
@@ -171,12 +171,6 @@ def test_blocks_are_undone_that_make_the_outputs_worse(float_model, monkeypatch)
     assert len(found.blocks) > 2
     assert not any(block.kept for block in found.blocks)
     assert not found.kept
-
-
-@pytest.mark.thorough
-def test_its_file_computes_the_integers_of_the_model(fitted, tmp_path):
-    quantized, *_ = fitted
-    proved(quantized, tmp_path / "model.tflite", IMAGES[:32].astype(np.uint8))
 
 
 class _Interrupted(Progress):
@@ -372,9 +366,6 @@ def _part(wanted, logits):
     span = blocks.Front(network, [logits.astype(np.float32)]).up_to(["same"])
     rows = fit.rows_of_classes(network, "same", wanted.shape[1:])
     return fit.Part(span, {"same": fit.Aim(wanted.astype(np.float32), rows)})
-
-
-WANTED, MADE = np.array([[0.0, 2.0], [2.0, 0.0]]), np.array([[0.0, 2.0], [1.0, 1.0]])
 
 
 def test_errors_by_hand():

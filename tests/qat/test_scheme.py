@@ -200,7 +200,6 @@ def _fit(model):
     return model.fit(float_models.images(), np.arange(8) % 3, batch_size=4, verbose=0).history
 
 
-@pytest.mark.thorough
 def test_a_model_of_the_user_s_class_is_trained_by_its_own_step(tmp_path):
     model = Counting(*_graph())
     quantized = sat_tf.quantize_model(model, _POLICY)

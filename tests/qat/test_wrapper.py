@@ -126,7 +126,6 @@ def test_a_layer_that_fails_is_put_back():
     assert wrapped.layer.activation is keras.activations.relu
 
 
-@pytest.mark.thorough
 def test_threads_do_not_see_each_others_kernels():
     model = sat_tf.quantize_model(float_models.build("without_normalization"), BitPolicy.mobile(2))
     images = float_models.images(16)
@@ -213,7 +212,6 @@ def test_inside_everything_that_evaluates_gives_the_same_bits(policy):
         np.testing.assert_array_equal(model(IMAGES), model(IMAGES, training=False))
 
 
-@pytest.mark.thorough
 def test_no_effective_weight_is_made_inside():
     model = _quantized()
 
@@ -245,7 +243,6 @@ def test_training_between_two_entries_is_seen_and_nothing_is_traced_again():
         assert traced.experimental_get_tracing_count() == count
 
 
-@pytest.mark.thorough
 def test_training_inside_is_refused_and_works_outside_and_new_metrics_are_known():
     model = _quantized()
     with pytest.raises(RuntimeError, match="train it outside"), constant_weights(model):

@@ -18,6 +18,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.export.layer_models import MODELS
 from tests.qat import float_models
+from tests.qat.float_models import L
 
 QUICK = ("squeeze_and_excitation",)
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
@@ -67,8 +68,6 @@ def test_requantizing_keeps_what_was_learnt(quantized):
     again = sat_tf.requantize(quantized, sat_tf.BitPolicy.mobile(4))
     np.testing.assert_array_equal(again(float_models.images(4)), quantized(float_models.images(4)))
 
-
-L = keras.layers
 
 OF_IMAGES = {
     "flip": lambda name: L.RandomFlip(name=name),
@@ -274,7 +273,6 @@ def test_calibration_does_not_depend_on_what_is_drawn():
     np.testing.assert_equal(one.get_weights(), other.get_weights())
 
 
-@pytest.mark.thorough
 def test_layers_of_users_may_branch_on_training():
     class Doubled(L.Layer):
         def call(self, inputs, training=None):

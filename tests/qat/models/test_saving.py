@@ -129,7 +129,6 @@ def _after(trip, model, folder):
     return other
 
 
-@pytest.mark.thorough
 def test_the_model_has_what_it_is_for(model):
     layers = model.layers[len(model.inputs) :]
     quantizers = {type(layer.quantize_config.output).__name__ for layer in layers}

@@ -80,7 +80,6 @@ def test_a_model_on_two_replicas_is_calibrated_saved_and_requantized(replicas, t
     assert np.isfinite(fewer(images)).all()
 
 
-@pytest.mark.thorough
 def test_a_frozen_model_does_not_change_in_training():
     model = _compiled("plain")
     model.trainable = False
@@ -217,7 +216,6 @@ def test_fifty_steps_with_a_partial_batch_are_traced_like_one(options):
     assert model.test_function.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.thorough
 def test_nothing_in_a_step_is_in_double_precision_or_runs_on_the_host():
     quantized, plain = _compiled("mobile_block"), float_models.build("mobile_block")
     plain.compile("sgd", LOSS)
@@ -431,7 +429,6 @@ def test_calibration_of_a_shared_normalization_is_the_mean_over_its_uses():
     np.testing.assert_allclose(mean, np.mean(seen, axis=0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.thorough
 def test_another_policy_carries_what_every_use_has_learnt(quantized):
     images = float_models.images()
     same = sat_tf.requantize(quantized, BitPolicy.mobile(4))
