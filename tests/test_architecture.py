@@ -142,9 +142,9 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2130,
-    "commands": 3640,
+    "commands": 3620,
     "core": 2370,
-    "exact": 12060,
+    "exact": 12050,
     "export": 4385,
     "graph": 4950,
     "keras3": 2520,
@@ -155,7 +155,7 @@ MOST_LINES = {
     "quantizers": 3970,
     "report": 740,
     "training": 8320,
-    ".": 1405,  # the modules beside the rooms, together
+    ".": 1415,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.
