@@ -142,7 +142,7 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2130,
-    "commands": 3620,
+    "commands": 3615,
     "core": 2370,
     "exact": 12050,
     "export": 4405,
@@ -151,7 +151,7 @@ MOST_LINES = {
     "loading": 860,
     "messages": 1310,
     "planning": 1570,
-    "qat": 7630,
+    "qat": 7635,
     "quantizers": 3970,
     "report": 740,
     "training": 8320,
