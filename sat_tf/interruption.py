@@ -27,18 +27,28 @@ def end_on_signals() -> None:
     Python drops exceptions in a finalizer, and goes on: the signal is then sent again.
     """
     before = sys.unraisablehook
+    is_sending = is_due = False
 
     def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal is_due
+        if is_sending:  # on a busy computer it may come this early, and would be dropped, too
+            is_due = True
+            return
         _received.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
         raise _received[-1]
 
     def again(dropped: "sys.UnraisableHookArgs") -> None:
+        nonlocal is_sending, is_due
         if issubclass(dropped.exc_type, Exception | SystemExit | GeneratorExit):
             before(dropped)
             return
         is_terminated = issubclass(dropped.exc_type, Terminated)
         number = signal.SIGTERM if is_terminated else signal.SIGINT
-        threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
+        is_sending = is_due = True
+        while is_due:
+            is_due = False
+            threading.Timer(_A_MOMENT_SECONDS, _send_to_main_thread, [number]).start()
+        is_sending = False
 
     signal.signal(signal.SIGTERM, receive)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup

@@ -142,20 +142,20 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2130,
-    "commands": 3640,
+    "commands": 3615,
     "core": 2370,
-    "exact": 12060,
-    "export": 4385,
+    "exact": 12050,
+    "export": 4405,
     "graph": 4950,
     "keras3": 2520,
     "loading": 860,
     "messages": 1310,
     "planning": 1570,
-    "qat": 7630,
+    "qat": 7635,
     "quantizers": 3970,
     "report": 740,
     "training": 8320,
-    ".": 1405,  # the modules beside the rooms, together
+    ".": 1415,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

@@ -1,6 +1,7 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -22,7 +23,16 @@ ENDS = pytest.mark.parametrize(
 
 
 @ENDS
-def test_a_signal_in_a_finalizer_is_raised_behind_it(number, kind, kept_handlers, capsys):
+@pytest.mark.parametrize("delay", [0.0, 0.1], ids=["at once", "busy"])
+def test_a_signal_in_a_finalizer_is_raised_behind_it(
+    number, kind, delay, kept_handlers, capsys, monkeypatch
+):
+    start, delays = threading.Timer.start, iter([delay])  # a busy computer starts threads late
+
+    def late(timer):
+        start(timer)
+        time.sleep(next(delays, 0.0))
+
     class Finalized:
         def __del__(self):
             ask_to_stop(number)
@@ -31,6 +41,7 @@ def test_a_signal_in_a_finalizer_is_raised_behind_it(number, kind, kept_handlers
         Finalized()
         time.sleep(10)
 
+    monkeypatch.setattr(threading.Timer, "start", late)
     end_on_signals()
     with pytest.raises(kind):
         work()

@@ -26,11 +26,12 @@ from sat_tf.exact.certificate.inputs import random_images
 from sat_tf.exact.certificate.proof import read_subject, read_tflite, recheck, verify_file
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.exact.device.kit import check_kit_path, write_kit
-from sat_tf.exact.device.report import (
+from sat_tf.exact.device.kit import (
+    check_kit_path,
     is_device_certificate,
     read_device_certificate,
     read_device_check,
+    write_kit,
 )
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS

@@ -91,22 +91,15 @@ def evaluate_simulator(
     processes: int | None = None,
     progress: bool = True,
 ) -> Accuracy:
-    """Measures top-k of the integer simulation of a file.
+    """Measures top-k of the integer simulation of a file, as `evaluate_tflite` does of the file.
 
     Args:
         graph: a graph, or the path of a file that sat-tf wrote.
         images: see `evaluate_tflite`; uint8.
-        labels: see `evaluate_tflite`.
-        top: see `evaluate_tflite`.
-        processes: see `evaluate_tflite`.
-        progress: see `evaluate_tflite`.
-
-    Returns:
-        An `Accuracy`.
-
-    Raises:
-        ValueError: no file that sat-tf wrote, or bad images or labels; lists every problem with its
-            fix.
+        labels: see `evaluate_tflite`, as for the settings that follow.
+        top: the values of k.
+        processes: the number of threads.
+        progress: show a bar.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
     graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)

@@ -16,8 +16,8 @@ from sat_tf.messages import REMOVED
 
 if TYPE_CHECKING:
     from sat_tf.exact.certificate.proof import verify_file as verify_file
+    from sat_tf.exact.device.kit import read_device_check as read_device_check
     from sat_tf.exact.device.kit import write_kit as write_kit
-    from sat_tf.exact.device.report import read_device_check as read_device_check
     from sat_tf.exact.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.exact.evaluate import evaluate_tflite as evaluate_tflite
     from sat_tf.exact.operations.graph import simulate as simulate
@@ -33,7 +33,7 @@ _HOMES = {
     "compare_operators": "sat_tf.exact.operator_comparison",
     "evaluate_simulator": "sat_tf.exact.evaluate",
     "evaluate_tflite": "sat_tf.exact.evaluate",
-    "read_device_check": "sat_tf.exact.device.report",
+    "read_device_check": "sat_tf.exact.device.kit",
     "read_graph": "sat_tf.exact.operations.graph_file",
     "simulate": "sat_tf.exact.operations.graph",
     "snap_biases": "sat_tf.export.lowering.pipeline",

@@ -18,7 +18,6 @@ from sat_tf.training.config_sections import StageConfig
 from sat_tf.training.data.source import NO_LABEL
 
 
-@keras.utils.register_keras_serializable(package="sat_tf")
 class TopK(keras.metrics.Mean):
     """Share of images whose label has one of the k largest logits; NaN once a logit is non-finite.
 
@@ -47,9 +46,6 @@ class TopK(keras.metrics.Mean):
         is_sound = ~counted | tf.reduce_all(tf.math.is_finite(logits), axis=-1)
         values = tf.where(is_sound, tf.cast(hits, tf.float32), float("nan"))
         super().update_state(values, sample_weight=tf.cast(counted, tf.float32))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "k": self.k}
 
 
 def training_copy(

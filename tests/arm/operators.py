@@ -3,12 +3,11 @@
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from sat_tf.exact.certificate.proof import Subject
-from sat_tf.exact.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
@@ -73,9 +72,7 @@ def _graph(codes: Codes, parts: Sequence[tuple[np.ndarray, Mapping[str, _Made]]]
     return graph, (stored + 128).astype(np.uint8)
 
 
-def functions_of_codes(
-    scale: float, zero_point: int, names: Collection[str] = FUNCTIONS
-) -> Specimen:
+def functions_of_codes(scale: float, zero_point: int, names=FUNCTIONS) -> Specimen:
     """Functions of every code by operators of their own, on 10 grids each.
 
     Half of the ratios of two scales make codes of a line lie half way between two others.
@@ -94,9 +91,7 @@ def functions_of_codes(
     return _graph(Codes(np.float32(scale), zero_point), [(stored, made)])
 
 
-def _function(
-    name: str, settings: Mapping[str, object], slopes: np.ndarray
-) -> Callable[[str, str], Operation]:
+def _function(name, settings, slopes) -> Callable[[str, str], Operation]:
     if name not in NATIVE:
         return lambda read, made: sloped(read, made, slopes, np.float32(0.003))
     own = {key: settings[key] for key in NATIVE[name].options}
@@ -109,8 +104,7 @@ def probabilities_of_codes(scale: float, zero_point: int) -> Specimen:
     Kernels of Arm take 16 classes at a time, and what is left by ones.
     """
     rng = np.random.default_rng(0)
-    steps = np.arange(-128, 128)
-    pairs = np.stack(np.meshgrid(steps, steps, indexing="ij"), -1).reshape(1, -1, 2)
+    pairs = np.indices((256, 256)).reshape(2, -1).T[np.newaxis] - 128
     threes = np.concatenate([np.full((*pairs.shape[:2], 1), 127), pairs], -1)
     rows = [pairs, threes]
     for classes in (10, 16, 33, 100):
@@ -132,7 +126,14 @@ def means_of_codes(scale: float, zero_point: int) -> Specimen:
     rng, codes = np.random.default_rng(0), Codes(np.float32(scale), zero_point)
     parts = []
     for size, channels in (((1, 2), 4), ((2, 2), 3), ((3, 3), 8), ((3, 5), 17), ((7, 7), 270)):
-        values = _every_sum(size, channels)
+        # Windows beside each other whose stored integers have every sum that there is.
+        count = math.prod(size)
+        totals = np.arange(count * 255 + 1) - 128 * count
+        totals = np.pad(totals, (0, -totals.size % channels)).reshape(-1, channels)
+        base, more = np.divmod(totals[:, np.newaxis], count)
+        values = base + (np.arange(count)[:, np.newaxis] < more)
+        values = values.reshape(-1, *size, channels).swapaxes(0, 1)
+        values = values.reshape(size[0], -1, channels)
         parts.append((values, dict([_means(size, Window(size), values.shape, codes)])))
     shape = (12, 13, 9)
     sizes = ((2, 2), (3, 3), (3, 5), (1, 4), (8, 8), (12, 12))
@@ -143,9 +144,7 @@ def means_of_codes(scale: float, zero_point: int) -> Specimen:
     return _graph(codes, parts)
 
 
-def _means(
-    size: tuple[int, int], window: Window, shape: tuple[int, ...], codes: Codes
-) -> tuple[str, _Made]:
+def _means(size, window, shape, codes) -> tuple[str, _Made]:
     made = [
         placement(length, kernel, stride, 1, window.padding)[1]
         for length, kernel, stride in zip(shape, size, window.strides, strict=False)
@@ -158,18 +157,9 @@ def _means(
     return name, (pool, (*made, shape[-1]), codes)
 
 
-def _every_sum(size: tuple[int, int], channels: int) -> np.ndarray:
-    """Windows beside each other whose stored integers have every sum that there is."""
-    rows, columns = size
-    count = rows * columns
-    totals = np.arange(count * 255 + 1) - 128 * count
-    totals = np.pad(totals, (0, -totals.size % channels)).reshape(-1, channels)
-    base, more = np.divmod(totals[:, np.newaxis], count)
-    values = base + (np.arange(count)[:, np.newaxis] < more)
-    values = values.reshape(-1, rows, columns, channels).swapaxes(0, 1)
-    return values.reshape(rows, -1, channels)
-
-
+# Lengths before and after a resizing whose places depend on whether a product is rounded; builtin
+# kernels do not read beyond the image there.
+FUSED_LENGTHS = (22, 119), (25, 91), (36, 115), (38, 103)
 _PLACES = ({}, {"half_pixel_centers": False}, {"half_pixel_centers": False, "align_corners": True})
 
 
@@ -195,31 +185,15 @@ def resized_codes(scale: float, zero_point: int) -> Specimen:
 
     shape = (5, 6, 9)
     sizes = ((10, 12), (20, 24), (40, 48), (7, 13), (3, 2), (1, 1), (15, 18), (5, 6))
-    pairs = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), 0)
-    pairs = pairs.reshape(1, 2, -1)
+    pairs = np.indices((256, 256)).reshape(1, 2, -1) - 128
     parts = [
         (rng.integers(-128, 128, shape), made(shape, sizes)),
         (pairs, made(pairs.shape, ((1, 4), (1, 5)))),
     ]
-    for before, after in itertools.islice(_fused_lengths(), 4):
+    for before, after in FUSED_LENGTHS:
         shape = (1, before, 300)
         parts.append((rng.integers(-128, 128, shape), made(shape, ((1, after),))))
     return _graph(codes, parts)
-
-
-def _fused_lengths() -> Iterator[tuple[int, int]]:
-    """Lengths before and after a resizing whose places depend on whether a product is rounded.
-
-    Builtin kernels do not read beyond the image there.
-    """
-    for before, after in itertools.product(range(20, 40), range(90, 120)):
-        grids = [Grid(before, after, **places) for places in _PLACES]
-        rounded, fused = (
-            rule.places(grids[0]).positions(rule.bits) for rule in (OF_XNNPACK, OF_XNNPACK_FUSED)
-        )
-        inside = all(np.all(OF_BUILTIN.places(grid).low < before) for grid in grids)
-        if inside and np.any(rounded != fused):
-            yield before, after
 
 
 def compared(graph: Graph) -> list[str]:

@@ -20,16 +20,10 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
-import numpy as np
-
-from sat_tf.exact.certificate.proof import Subject
-from sat_tf.exact.device.kit import write_kit
-from sat_tf.exact.device.report import DeviceCheck, read_device_certificate
+from sat_tf.exact.device.kit import DeviceCheck, read_device_certificate, write_kit
 from sat_tf.exact.litert.processes import describe_ending
-
-# -- processors ------------------------------------------------------------------------------------
+from tests.exact.device.kits import certificate_in
 
 # Far beyond what was measured: 2 s to start, and half a billion multiply-adds a second.
 _SECONDS_TO_START = 300
@@ -105,14 +99,7 @@ def lay_out(folder: pathlib.Path, processor: Processor) -> pathlib.Path:
     return own
 
 
-def run_python(
-    emulator: pathlib.Path,
-    folder: pathlib.Path,
-    processor: Processor,
-    *arguments: str,
-    seconds: float,
-    working: pathlib.Path,
-) -> str:
+def run_python(emulator, folder, processor, *arguments, seconds, working) -> str:
     """Runs Python on an emulated processor, and returns what it prints.
 
     It is to end in time and with 0 or 1.
@@ -130,9 +117,7 @@ def run_python(
     return done.stdout.decode(errors="replace")
 
 
-def check_on_arm(
-    subject: Subject, images: np.ndarray, system: Any, processors: Sequence[Processor] = PROCESSORS
-) -> list[DeviceCheck]:
+def check_on_arm(subject, images, system, processors=PROCESSORS) -> list[DeviceCheck]:
     """Runs a file on emulated Arm processors, and compares every code: a check for each."""
     work = sum(operation.multiply_adds(subject.graph) for operation in subject.graph.operations)
     seconds = _SECONDS_TO_START + len(images) * work / _MULTIPLY_ADDS_PER_SECOND
@@ -140,38 +125,26 @@ def check_on_arm(
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         kit = write_kit(subject, images, folder / "kit.zip", codes=True)
-        with zipfile.ZipFile(kit.path) as archive:
-            archive.extractall(folder / "kit")
         for processor in processors:
             working = folder / processor.name
             working.mkdir()
-            script = str(folder / "kit" / "check.py")
-            words = (system.emulator, system.folder, processor, script)
+            words = (system.emulator, system.folder, processor, str(kit.path))
             run_python(*words, seconds=seconds, working=working)
-            written = next(iter(working.glob("certificate_*.json")), None)
-            if written is None:
-                raise ValueError(f"{processor.title} has written no certificate")
-            certificate = read_device_certificate(written)
-            if certificate.kit.seal != kit.seal:
-                raise ValueError(f"{processor.title} has written the certificate of another kit")
+            certificate = read_device_certificate(certificate_in(working))
+            assert certificate.kit.seal == kit.seal
             found.append(dataclasses.replace(certificate.check, processor=processor.title))
     return found
 
-
-# -- the system ------------------------------------------------------------------------------------
 
 # apt-get finds what these need.
 _PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1", "zlib1g")
 _QEMU_PACKAGES = ("qemu-user-static", "qemu-user")
 _NUMPY = "numpy==2.2.*"
-_PLATFORMS = tuple(
-    f"{name}_aarch64"
-    for name in ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_17")
-)
+_PLATFORMS = [f"manylinux{name}_aarch64" for name in ("_2_28", "_2_27", "2014", "_2_17")]
 _SECONDS = 900
 _TRIAL_SECONDS = 300
 _TRIAL = "import numpy, ai_edge_litert.interpreter, platform; print(platform.machine())"
-_RECORD = "root.json"
+_RECORD, _MAKE = "root.json", "make it with python -m tests.arm.system"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,16 +173,10 @@ def find_system() -> ArmSystem:
         emulator = system_emulator() or emulator_in(folder / "emulator")
         found = ArmSystem(folder, emulator, values["litert"], values["python"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder}: received no Arm system there ({error!r}), expected one; make it with "
-            "python -m tests.arm.system"
-        ) from error
+        raise ValueError(f"{folder}: received no Arm system ({error!r}); {_MAKE}") from error
     if found.emulator is None or found.litert != litert:
-        raise ValueError(
-            f"{folder}: received an Arm system with the emulator {found.emulator} and "
-            f"ai-edge-litert {found.litert}, expected qemu-aarch64 and {litert}; make it anew with "
-            "python -m tests.arm.system"
-        )
+        received = f"the emulator {found.emulator} and ai-edge-litert {found.litert}"
+        raise ValueError(f"{folder}: received {received}, expected one, and {litert}; {_MAKE}")
     return found
 
 
@@ -223,7 +190,7 @@ def make_system() -> ArmSystem:
     with tempfile.TemporaryDirectory(prefix=".arm_", dir=folder.parent) as name:
         aside = pathlib.Path(name) / "arm"
         aside.mkdir()
-        for step in (_update, _unpack_system, _unpack_wheels, _unpack_emulator, _finish):
+        for step in (_unpack_system, _unpack_wheels, _unpack_emulator, _finish):
             step(aside)
         if folder.exists():
             folder.rename(pathlib.Path(name) / "older")
@@ -239,14 +206,13 @@ def _run(words: Sequence[str], doing: str, folder: pathlib.Path) -> None:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         errors = [line for line in said if line.startswith(("E:", "Err:", "ERROR:"))] or said
-        raise ValueError(
-            f"{doing} failed ({errors[0] if errors else f'status {done.returncode}'}), expected a "
-            "network, and sources of packages for Arm"
-        )
+        reason = errors[0] if errors else f"status {done.returncode}"
+        raise ValueError(f"{doing} failed ({reason}), expected a network, and packages for Arm")
 
 
-def _unpack(package: pathlib.Path, folder: pathlib.Path) -> None:
-    _run(["dpkg-deb", "-x", str(package), str(folder)], f"unpacking {package.name}", folder)
+def _unpack(packages: pathlib.Path, folder: pathlib.Path) -> None:
+    for package in sorted(packages.glob("*.deb")):
+        _run(["dpkg-deb", "-x", str(package), str(folder)], f"unpacking {package.name}", folder)
 
 
 def _apt(folder: pathlib.Path, *words: str) -> list[str]:
@@ -269,26 +235,20 @@ def _apt(folder: pathlib.Path, *words: str) -> list[str]:
 
 def _architecture() -> str:
     """Debian's name of this architecture."""
-    done = subprocess.run(
-        ["dpkg", "--print-architecture"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "amd64"
-
-
-def _update(folder: pathlib.Path) -> None:
-    (folder / "apt" / "lists" / "partial").mkdir(parents=True)
-    (folder / "apt" / "cache" / "archives" / "partial").mkdir(parents=True)
-    (folder / "apt" / "status").touch()
-    _run(_apt(folder, "update"), "reading the lists of Debian's packages", folder)
+    words = ["dpkg", "--print-architecture"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "amd64"
 
 
 def _unpack_system(folder: pathlib.Path) -> None:
+    for name in ("lists", "cache/archives"):
+        (folder / "apt" / name / "partial").mkdir(parents=True)
+    (folder / "apt" / "status").touch()
+    _run(_apt(folder, "update"), "reading the lists of Debian's packages", folder)
     wanted = ("install", "--yes", "--download-only", "--no-install-recommends", *_PACKAGES)
     _run(_apt(folder, *wanted), "downloading Debian's packages", folder)
     root = folder / "root"
     root.mkdir()
-    for package in sorted((folder / "apt" / "cache" / "archives").glob("*.deb")):
-        _unpack(package, root)
+    _unpack(folder / "apt" / "cache" / "archives", root)
     if not (root / "lib").exists():
         (root / "lib").symlink_to("usr/lib")
 
@@ -322,8 +282,7 @@ def _unpack_emulator(folder: pathlib.Path) -> None:
         place.mkdir(parents=True)
         words = _apt(folder, "download", f"{package}:{_architecture()}")
         _run(words, f"downloading {package}", place)
-        for file in sorted(place.glob("*.deb")):
-            _unpack(file, place)
+        _unpack(place, place)
         if found := emulator_in(place):
             kept = folder / "emulator" / "usr" / "bin"
             kept.mkdir(parents=True)

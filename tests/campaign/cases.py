@@ -86,13 +86,7 @@ def expect_success(ended: Ended, *, most_seconds: float = MOST_SECONDS) -> None:
         raise FindingError("wrong", f"{ended.out[-300:]} {ended.err[-1000:]}")
 
 
-def judge_command(
-    ended: Ended,
-    *,
-    about: Sequence[str] = (),
-    wrong: str | None = None,
-    most_seconds: float = MOST_SECONDS,
-) -> Verdict:
+def judge_command(ended, *, about=(), wrong=None, most_seconds=MOST_SECONDS) -> Verdict:
     """The verdict on a command of sat-tf, but for the files that it leaves.
 
     An error has to say one of the names `about`; `wrong` is what is wrong with its result, if any.
@@ -194,7 +188,9 @@ def run(make: str | None, seed: str) -> int:
     """Makes a case in the working directory and runs its command; called in the child."""
     here = pathlib.Path.cwd()
     if make is None:
-        case = kept_case(pathlib.Path(seed))
+        kept = json.loads(pathlib.Path(seed, _COMMAND).read_text())
+        shutil.copytree(seed, ".", ignore=shutil.ignore_patterns(_COMMAND), dirs_exist_ok=True)
+        case = Case(**{key: kept[key] for key in _KEPT})
     else:
         module, _, name = make.partition(":")
         case = getattr(importlib.import_module(module), name)(random.Random(seed))
@@ -224,9 +220,6 @@ def command(words: Sequence[str], folder: str = ".") -> int:
     return 0
 
 
-# -- cases that are kept ---------------------------------------------------------------------------
-
-
 def keep(folder: pathlib.Path, to: pathlib.Path, on: str) -> None:
     """Keeps the files of a case played in a folder, and its command, to be run again.
 
@@ -240,16 +233,3 @@ def keep(folder: pathlib.Path, to: pathlib.Path, on: str) -> None:
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, to / name)
     (to / _COMMAND).write_text(json.dumps({**facts, "on": on, "expected": CLEAR}, indent=1) + "\n")
-
-
-def kept_case(folder: pathlib.Path) -> Case:
-    """Puts the files of a kept case into the working directory."""
-    facts = json.loads((folder / _COMMAND).read_text())
-    shutil.copytree(folder, ".", ignore=shutil.ignore_patterns(_COMMAND), dirs_exist_ok=True)
-    return Case(**{key: facts[key] for key in _KEPT})
-
-
-def replayed(case: pathlib.Path, folder: pathlib.Path) -> tuple[Verdict, str]:
-    """Runs a kept case in an empty folder; the verdict, and the name of the expected one."""
-    facts = json.loads((case / _COMMAND).read_text())
-    return played(None, str(case), folder, on=facts["on"]), facts["expected"]

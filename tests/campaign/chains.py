@@ -28,17 +28,8 @@ import h5py
 import yaml
 from PIL import Image
 
-from tests.campaign import moments
-from tests.campaign.cases import (
-    CLEAR,
-    SOUND,
-    FindingError,
-    Verdict,
-    expect_an_end,
-    expect_success,
-    findings_of,
-    judge_command,
-)
+from tests.campaign import cases, moments
+from tests.campaign.cases import CLEAR, SOUND, FindingError, Verdict, findings_of
 from tests.campaign.moments import EVENTS, NAMES_CHANGE, REFUSALS, REMOVALS
 from tests.campaign.originals import original
 from tests.campaign.processes import Ended, Server, server
@@ -138,8 +129,6 @@ def events_of(place: pathlib.Path) -> list[str]:
     return place.with_name(moments.LOG).read_text().splitlines()
 
 
-# -- what has to be true ---------------------------------------------------------------------------
-
 _OWN_TEMPORARY = re.compile(r"\.?sat_tf-[0-9a-f]{8}-\d+-")
 # Their names are made by TensorFlow, or they hold no data of their own.
 _NOT_READ = re.compile(r"\.lock$|tfevents|(^|/)ckpt-")
@@ -173,7 +162,7 @@ def expect_nothing_left(folder: pathlib.Path) -> None:
 def expect_the_end(place: pathlib.Path, name: str, commands: Sequence[Sequence[str]]) -> None:
     """Goes on with some commands of a chain; raises the finding of other files in the end."""
     for words in commands:
-        expect_success(run(words, place), most_seconds=MOST_SECONDS)
+        cases.expect_success(run(words, place), most_seconds=MOST_SECONDS)
     found, wanted = _files(place), _files(reference(name)[-1].left)
     if names := set(found) ^ set(wanted):
         raise FindingError("wrong", f"missing or new: {', '.join(sorted(names)[:5])}")
@@ -254,9 +243,6 @@ def _without_times(value: Any) -> Any:
     return value
 
 
-# -- what befalls them -----------------------------------------------------------------------------
-
-
 def _moment(rng: random.Random, what: str, command: Undisturbed) -> dict[str, Any]:
     """A time while a command runs, or one of its events."""
     events = NAMES_CHANGE if what == "kill" else EVENTS
@@ -282,7 +268,7 @@ def play_kills(seed: int, folder: pathlib.Path) -> Verdict:
                     killed += 1
                     break
                 # The moment comes when the command is over.
-                expect_success(ended, most_seconds=MOST_SECONDS)
+                cases.expect_success(ended, most_seconds=MOST_SECONDS)
                 del waiting[0]
             expect_whole_files(place)
         expect_the_end(place, name, [CHAINS[name][index] for index in waiting])
@@ -302,9 +288,7 @@ def play_disks(seed: int, folder: pathlib.Path) -> Verdict:
     return _disturbed(f"disks {seed}", seed, REFUSALS, folder)
 
 
-def _disturbed(
-    draw: str, seed: int, disturbances: tuple[str, ...], folder: pathlib.Path
-) -> Verdict:
+def _disturbed(draw, seed, disturbances, folder) -> Verdict:
     rng = random.Random(draw)
     name, what = sorted(CHAINS)[seed % len(CHAINS)], rng.choice(disturbances)
     index = rng.randrange(len(CHAINS[name]))
@@ -316,10 +300,10 @@ def _disturbed(
         events = events_of(place)
         refused: list[str] = []
         if what in REFUSALS:
-            judge_command(ended, about=_ABOUT, most_seconds=MOST_SECONDS)
+            cases.judge_command(ended, about=_ABOUT, most_seconds=MOST_SECONDS)
             refused = events[moment["number"] :][:1]
         else:
-            expect_an_end(ended, most_seconds=MOST_SECONDS)
+            cases.expect_an_end(ended, most_seconds=MOST_SECONDS)
             known = reference(name)[index].events
             goes_on = len(events) > moment.get("number", len(known)) + _FEW
             _expect_a_clean_stop(ended, what, goes_on=goes_on)
@@ -379,9 +363,9 @@ def _together(number: int, folder: pathlib.Path) -> Verdict:
         with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
             ends = [ended for all_of_one in pool.map(work, range(4)) for ended in all_of_one]
         for ended in ends:
-            judge_command(ended, about=_ABOUT, most_seconds=MOST_SECONDS)
+            cases.judge_command(ended, about=_ABOUT, most_seconds=MOST_SECONDS)
             if not is_one:
-                expect_success(ended, most_seconds=MOST_SECONDS)
+                cases.expect_success(ended, most_seconds=MOST_SECONDS)
         for place in places[:1] if is_one else places:
             expect_whole_files(place)
             expect_the_end(place, name, CHAINS[name] if is_one else ())

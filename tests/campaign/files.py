@@ -13,19 +13,17 @@ import shutil
 import zipfile
 import zipimport
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import yaml
 
 from sat_tf.exact.device import check
+from tests.campaign import mutation
 from tests.campaign.cases import Case
 from tests.campaign.mutation import (
     HOSTILE_TEXTS,
     archive,
-    as_yaml,
-    changed_value,
     damaged,
     hostile,
     members_of,
@@ -44,8 +42,6 @@ def _write(name: str, rng: random.Random, source: str = "") -> str:
     pathlib.Path(name).write_bytes(hostile(name, original(source or name).read_bytes(), rng))
     return name
 
-
-# -- configurations --------------------------------------------------------------------------------
 
 _READ = """\
 import sys
@@ -79,12 +75,14 @@ def make_trained(rng: random.Random) -> Case:
     values = yaml.safe_load(original("run.yaml").read_text("utf-8"))
     for _ in range(100):
         try:
-            text = config_text(parse_config(as_yaml(changed_value(values, rng)).decode()))
+            text = config_text(
+                parse_config(mutation.as_yaml(mutation.changed_value(values, rng)).decode())
+            )
         except (RunError, UnicodeError):
             continue
         values = yaml.safe_load(text)
         break
-    pathlib.Path("run.yaml").write_bytes(as_yaml(_with_little_to_do(values)))
+    pathlib.Path("run.yaml").write_bytes(mutation.as_yaml(_with_little_to_do(values)))
     # An error is about one of these. A run that fails keeps what it has done, to be resumed.
     sections = (
         *("run.yaml", "classes", "run", "stage", "polic", "calibration", "export", "recipes"),
@@ -139,9 +137,6 @@ def make_clusters(rng: random.Random) -> Case:
     return Case(words, ["TF_CONFIG"], _RUN, leaves=_RUN, environment=environment, most_seconds=40)
 
 
-# -- names of classes, and policies ----------------------------------------------------------------
-
-
 def make_tables(rng: random.Random) -> Case:
     """A text of a user, or what is none, and a command that reads it."""
     if rng.random() < 0.5:
@@ -185,8 +180,6 @@ def _other_labels(status: int) -> str | None:
     return None if same else f"{text!r:.300} was written as {written!r:.300}"
 
 
-# -- certificates and kits -------------------------------------------------------------------------
-
 _GIVEN = ("model.tflite", "images.npy")
 _VERIFY = ("verify", "model.tflite", "--images", "images.npy", "--runtime", "xnnpack")
 
@@ -204,7 +197,7 @@ def _certificate(rng: random.Random) -> Case:
     if source == "device.json" and rng.random() < 0.7:
         values = json.loads(original(source).read_bytes())
         part = rng.choice(("kit", "device", "tensors"))
-        values[part] = changed_value(values[part], rng)
+        values[part] = mutation.changed_value(values[part], rng)
         if isinstance(values["kit"], dict):
             values["kit"]["seal"] = check.seal(values["kit"])
         values["seal"] = check.seal(values)
@@ -280,8 +273,6 @@ def _kit_in_the_way(rng: random.Random) -> Case:
     return Case(words, ["kit.zip", "none"], outputs)
 
 
-# -- models ----------------------------------------------------------------------------------------
-
 _ARCHIVES = ("float.keras", "quantized.keras", "keras3.keras")
 
 
@@ -295,9 +286,7 @@ def make_models(rng: random.Random) -> Case:
     return rng.choices(makers, (48, 25, 8, 2, 17))[0](rng)
 
 
-def _command(
-    name: str, rng: random.Random, is_wrong: Callable[[int], str | None] = lambda status: None
-) -> Case:
+def _command(name, rng, is_wrong=lambda status: None) -> Case:
     words = ["explain", name, "--unsupported", "float"]
     if name == "quantized.keras":
         words = ["export", name, "--dry_run"]

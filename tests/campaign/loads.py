@@ -21,8 +21,6 @@ from tests.campaign.originals import original
 from tests.campaign.processes import Ended, server
 from tests.training.processes import free_ports
 
-# -- a thousand verifications in one process -------------------------------------------------------
-
 # How many verifications, and in how many threads; the first is the small one of the tests.
 _CASES = ((12, 2), (1000, 1), (1000, 4))
 _FIRST = 4
@@ -84,8 +82,6 @@ def verify_again(count: int, threads: int) -> None:
     grown = {name: after[name] - before[name] for name in before}
     print(json.dumps({"answers": len(answers), **grown}))
 
-
-# -- workers of one training -----------------------------------------------------------------------
 
 _TRAIN = "train --config run.yaml --out done --set distribution=multi_worker"
 _LONG = "--set stages.float.epochs=40"

@@ -126,15 +126,7 @@ def _stat(folder: pathlib.Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def watched(
-    root: pathlib.Path,
-    log: Any = None,
-    *,
-    events: Sequence[str] = EVENTS,
-    number: int | None = None,
-    what: str = "",
-    after: bool = False,
-) -> Iterator[list[str]]:
+def watched(root, log=None, *, events=EVENTS, number=None, what="", after=False):
     """Counts events in the block, in the list that it gives, and lets something befall at one.
 
     Only files in `root` count; the events are written to `log` as well. `what` is one of `SIGNALS`
@@ -212,21 +204,14 @@ def _replaced(root: pathlib.Path, happen: Callable[[str, str], Any]) -> Iterator
     real_open = io.open
 
     def opened(
-        file: Any,
-        mode: str = "r",
-        buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        closefd: bool = True,
-        opener: Any = None,
-    ) -> Any:
+        file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, *more, **options
+    ):  # `more` and `options` are closefd and opener
         writes = set(mode) & set("wax+") and not isinstance(file, int)
         found = inside(file) if writes else None
         if found is None:
-            return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            return real_open(file, mode, buffering, encoding, errors, newline, *more, **options)
         then = happen("open", found)
-        raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        raw = Raw(file, mode.replace("b", "").replace("t", ""), *more, **options)
         raw.shown = found
         if then is not None:
             then()

@@ -12,7 +12,7 @@ import string
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -80,9 +80,6 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
         for _ in range(rng.randint(1, 6)):
             found[rng.randrange(end)] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
     return bytes(found)
-
-
-# -- values ----------------------------------------------------------------------------------------
 
 
 def hostile_value(old: Any, rng: random.Random) -> Any:
@@ -161,9 +158,6 @@ def _changed_yaml(content: bytes, rng: random.Random) -> bytes:
     return as_yaml(changed_value(yaml.safe_load(content), rng))
 
 
-# -- files of Keras --------------------------------------------------------------------------------
-
-
 def _changed_hdf5(content: bytes, rng: random.Random) -> bytes:
     """An array or the configuration changed, linked, outside, of a giant size."""
     import h5py
@@ -214,8 +208,6 @@ def _changed_metadata(content: bytes, rng: random.Random) -> bytes:
     return metadata.SerializeToString()
 
 
-# -- archives --------------------------------------------------------------------------------------
-
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _CENTRAL, _LOCAL = b"PK\1\2", b"PK\3\4"
 _HOSTILE_MEMBERS = (
@@ -230,13 +222,7 @@ _FIELDS: Sequence[tuple[int, str]] = (
 )
 
 
-def archive(
-    members: Iterable[tuple[str, bytes]],
-    *,
-    method: int = zipfile.ZIP_STORED,
-    comment: bytes = b"",
-    linked: str | None = None,
-) -> bytes:
+def archive(members, *, method=zipfile.ZIP_STORED, comment=b"", linked=None) -> bytes:
     """A zip archive with these members, of which one may be a link to a file outside."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", method) as written, warnings.catch_warnings():
@@ -325,9 +311,6 @@ _FORMATS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     ".zip": hostile_archive,
     "keras_metadata.pb": _changed_metadata,
 }
-
-
-# -- what is no file -------------------------------------------------------------------------------
 
 
 _LINKS = ("itself", "nowhere", "/etc", "/etc/hostname", "/dev/zero", "/dev/full")

@@ -20,16 +20,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.campaign.cases import (
-    CLEAR,
-    CONTROL,
-    LONGEST_MESSAGE,
-    SOUND,
-    FindingError,
-    Verdict,
-    expect_an_end,
-    findings_of,
-)
+from tests.campaign import cases
+from tests.campaign.cases import CLEAR, CONTROL, SOUND, FindingError, Verdict, findings_of
 from tests.campaign.chains import begin, run
 from tests.campaign.moments import LOG
 from tests.campaign.mutation import archive, members_of
@@ -82,8 +74,6 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
     return Verdict(SOUND if taken else CLEAR, about)
 
 
-# -- what is looked at -----------------------------------------------------------------------------
-
 # How a cell begins that a spreadsheet takes for a formula, unless it is a number.
 _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
 # These elements, and those with these attributes, would load or run something.
@@ -93,7 +83,7 @@ _LOADING = ("src", "href", "action", "data", "xlink:href")
 
 def _expect_nothing_told(ended: Ended) -> None:
     """Raises the finding of what a command has printed."""
-    expect_an_end(ended, most_seconds=60)
+    cases.expect_an_end(ended, most_seconds=60)
     said = ended.out + ended.err
     if ended.status not in (0, 1, 2):
         raise FindingError("crash", f"status {ended.status}: {ended.err[-500:]}")
@@ -101,7 +91,7 @@ def _expect_nothing_told(ended: Ended) -> None:
         raise FindingError("unclear", f"the control character {found[0]!r}: {said[-700:]!r}")
     if any(line.lstrip(" │").startswith(FORGED) for line in said.splitlines()):
         raise FindingError("unclear", f"a forged line: {said[-700:]!r}")
-    if len(ended.err) > LONGEST_MESSAGE and ended.status == 2:
+    if len(ended.err) > cases.LONGEST_MESSAGE and ended.status == 2:
         raise FindingError("unclear", f"{len(ended.err)} characters")
 
 
@@ -151,9 +141,6 @@ _CHECKS: dict[str, Callable[[str], str | None]] = {
     ".svg": _wrong_page,
     ".csv": _wrong_table,
 }
-
-
-# -- where a name is put ---------------------------------------------------------------------------
 
 Words = Sequence[str]
 _OUTS = ("--out", "plan.html", "--out", "plan.csv", "--out", "plan.json")

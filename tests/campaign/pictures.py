@@ -12,16 +12,8 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tests.campaign.cases import Case
 from tests.campaign.mutation import damaged, put_no_file
 from tests.campaign.originals import original
-from tests.training.data.photographs import (
-    chunk,
-    corrupt_files,
-    encoded,
-    jpeg_of,
-    odd_files,
-    photograph,
-    png_of,
-    tiff_of_12_bits,
-)
+from tests.training.data import photographs
+from tests.training.data.photographs import encoded, jpeg_of, photograph, png_of
 
 _READ = """\
 import sys
@@ -97,7 +89,11 @@ def _write_folder(rng: random.Random) -> None:
 def _picture(rng: random.Random) -> bytes:
     if rng.random() < 0.2:
         return rng.choice((_giant, _bomb, _of_frames))(rng)
-    files = {**odd_files(), **corrupt_files(), "12 bits": tiff_of_12_bits(_SHADES)}
+    files = {
+        **photographs.odd_files(),
+        **photographs.corrupt_files(),
+        "12 bits": photographs.tiff_of_12_bits(_SHADES),
+    }
     content = files[rng.choice(sorted(files))]
     return damaged(content, rng) if rng.random() < 0.5 else content
 
@@ -126,7 +122,7 @@ def _bomb(rng: random.Random) -> bytes:
     packed = zlib.compress(b"\0" * rng.choice((2**20, 2**27)))
     name = rng.choice((b"iCCP", b"zTXt", b"iTXt"))
     head = b"a\0\1\0\0\0" if name == b"iTXt" else b"a\0\0"
-    return whole[:33] + chunk(name, head + packed) + whole[33:]
+    return whole[:33] + photographs.chunk(name, head + packed) + whole[33:]
 
 
 def _of_frames(rng: random.Random) -> bytes:
@@ -134,8 +130,6 @@ def _of_frames(rng: random.Random) -> bytes:
     kind = rng.choice(("GIF", "TIFF", "WEBP", "PNG"))
     return encoded(frames[0], kind, save_all=True, append_images=frames[1:])
 
-
-# -- record sets -----------------------------------------------------------------------------------
 
 _LENGTHS = (0, 1, 2**20, 2**31, 2**32, 2**63, 2**64 - 1)
 _LABELS = (0, -1, 10, 2**31, 2**62, -(2**63))

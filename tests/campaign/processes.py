@@ -65,12 +65,12 @@ class Server:
 
     def call(
         self,
-        function: str,
-        *arguments: Any,
-        cwd: pathlib.Path,
-        seconds: float = _WALL_SECONDS,
-        forks: bool = True,
-        most_seconds: int = _MOST_SECONDS,
+        function,
+        *arguments,
+        cwd,
+        seconds=_WALL_SECONDS,
+        forks=True,
+        most_seconds=_MOST_SECONDS,
     ) -> Ended:
         """Calls a function in a fork; what that has started and left running is ended too.
 
@@ -111,9 +111,6 @@ _STREAMS = ("out", "err")
 
 def _beside(cwd: str | pathlib.Path, name: str) -> pathlib.Path:
     return pathlib.Path(cwd).with_name(name)
-
-
-# -- the server ------------------------------------------------------------------------------------
 
 
 def _warm(name: str) -> None:
@@ -228,9 +225,7 @@ def _fork_trials() -> None:
     """Makes trials of files in runtimes forks, too, which otherwise are new Pythons."""
     from sat_tf.exact.litert import processes
 
-    def trial(
-        content: bytes, runtimes: list[str], seconds: float
-    ) -> subprocess.CompletedProcess[bytes]:
+    def trial(content, runtimes, seconds):
         # It is no temporary file of the command's.
         beside = pathlib.Path(tempfile.gettempdir()).parent
         folder = pathlib.Path(tempfile.mkdtemp(prefix=TRIAL, dir=beside))

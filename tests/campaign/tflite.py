@@ -65,9 +65,6 @@ def _wrong(status: int) -> str | None:
     return None
 
 
-# -- by structure ----------------------------------------------------------------------------------
-
-
 def _restructured(content: bytes, rng: random.Random) -> bytes:
     """The file with one to four of its fields changed; those that fit in no flatbuffer are not."""
     for _ in range(20):

@@ -32,36 +32,37 @@ print(json.dumps([certificate.codes_differing, certificate.codes_compared, libra
 """
 
 
-def _distributions(names):
-    """The installed distributions of these names, and those that they require."""
-    found, waiting = {}, [*names]
+def environment(place, *names):
+    """A Python with links to installed distributions, and to those that they require."""
+    venv.create(place, symlinks=True)
+    (packages,) = place.glob("lib/*/site-packages")
+    found, waiting = set(), [*names]
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in found:
-            continue
         try:
-            found[name] = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue  # It is for other versions of Python.
-        required = map(Requirement, found[name].requires or ())
+        if name in found:
+            continue
+        found.add(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(distribution.locate_file(top))
+        required = map(Requirement, distribution.requires or ())
         waiting += [one.name for one in required if not one.marker or one.marker.evaluate()]
-    return found
+    return place / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A Python whose environment has links to those distributions."""
+    """A Python whose environment has what the guide names."""
     (line,) = re.findall(r"^pip install ('ai-edge-litert.*)$", _GUIDE.read_text(), re.MULTILINE)
     names = [Requirement(word.strip("'")).name for word in line.split()]
     place = tmp_path_factory.mktemp("without")
-    venv.create(place, symlinks=True)
+    found = environment(place, *names)
     (packages,) = place.glob("lib/*/site-packages")
-    for distribution in _distributions(names).values():
-        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        for top in tops:
-            (packages / top).symlink_to(distribution.locate_file(top))
     (packages / "sat_tf").symlink_to(_REPOSITORY / "sat_tf")
-    return place / "bin" / "python"
+    return found
 
 
 @pytest.mark.essential

@@ -191,7 +191,7 @@ def test_what_pads_on_one_axis_and_ends_early_on_the_other_is_named_also_in_file
     kernel, made = constant(np.ones((4, 1, 3, 2)), 0.01), Grid((1, 8, 8, 4), 0.5)
     given = Grid((1, 16, 16, 2)), kernel, constant(np.zeros(4))
     settings = {"strideH": 2, "strideW": 2, "padding": tfl.Padding.SAME, "version": 3}
-    path.write_bytes(file_of("CONV_2D", given, (made,), options="Conv2DOptions", **settings))
+    path.write_bytes(file_of("CONV_2D", given, (made,), **settings))
     images = np.random.default_rng(0).integers(-128, 128, (2, 16, 16, 2)).astype(np.int8)
     found = compare_operators(path, images, runtimes=(), progress=False)
     assert "Note: t3: the windows of padding='same' end" in str(found)

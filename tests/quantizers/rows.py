@@ -30,7 +30,6 @@ from sat_tf.quantizers.methods.kmeans import cluster_ids
 from sat_tf.quantizers.table import deserialize_quantizer
 from tests.core.execution import MODES, draw, value_and_gradients
 
-BITS = (1, 2, 4, 8)
 SHAPE = (3, 3, 4, 6)
 AXES = (-1,)
 SURROGATES: tuple[dict[str, Any], ...] = (
@@ -188,7 +187,7 @@ def _activations(bits):
 
 
 def every_row():
-    return [row for bits in BITS for row in rows(bits)] + list(others())
+    return [row for bits in (1, 2, 4, 8) for row in rows(bits)] + list(others())
 
 
 def computed(row, mode="eager"):

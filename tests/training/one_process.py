@@ -35,16 +35,6 @@ training: {keep: last}
 """
 
 
-class Reporter(keras.callbacks.Callback):
-    """Prints every step."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        del batch
-        step = int(self.model.optimizer.iterations.numpy())
-        row = json.dumps({"step": step, "loss": float(logs["batch_loss"])})
-        print(row, file=sys.__stdout__, flush=True)  # a run shows Keras' progress where its own is
-
-
 def main(folder, method, overrides):
     strategy = make_strategy(parse_config(CONFIG, overrides).distribution)
     keras.utils.set_random_seed(0)
@@ -56,7 +46,16 @@ def main(folder, method, overrides):
     fit = Learner.fit
 
     def reporting(self, *arguments, callbacks, **options):
-        return fit(self, *arguments, callbacks=[Reporter(), *callbacks], **options)
+        def report(batch, logs):
+            row = {
+                "step": int(self.optimizer.iterations.numpy()),
+                "loss": float(logs["batch_loss"]),
+            }
+            # A run shows Keras' progress where its own is.
+            print(json.dumps(row), file=sys.__stdout__, flush=True)
+
+        reporter = keras.callbacks.LambdaCallback(on_batch_end=report)
+        return fit(self, *arguments, callbacks=[reporter, *callbacks], **options)
 
     Learner.fit = reporting
     try:

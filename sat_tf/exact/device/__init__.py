@@ -1,1 +1,1 @@
-"""Verification on other machines: a `kit` goes to one, and a `report` comes back."""
+"""Verification on other machines: a `kit` goes to one, and its script `check` runs there."""

@@ -121,18 +121,16 @@ def test_numbers_and_shares_are_read_and_pairs_of_bits_win_over_weight_bits_alon
     assert type(found["bytes"]) is int
     assert read_budget({"average_bits": 4}) == dict.fromkeys(both, 4.0)
     rows = ("conv", (2, 4), True), ("dense", (8,), False)
-    two = [layer_of(name, bits, is_chosen=chosen) for name, bits, chosen in rows]
+    numbers = {"num_weights": 1, "tie": 0, "values_read": 1, "activation_bits": (8,)}
+    common = {"kind": "Conv2D", "chooses_activations": False, "reads_settled": True, **numbers}
+    two = [
+        LayerChoices(name=name, weight_bits=bits, chooses_weights=is_chosen, **common)
+        for name, bits, is_chosen in rows
+    ]
     values = functools.partial(costs_of_table, layers=two)
     assert values({"conv": {2: 3, 4: 2, (4, 8): 1}}) == [3.0, 1.0, 0.0]
     assert values({"conv": 0.5, "dense": 2}) == [0.5, 0.5, 2.0]
     assert values({"conv": {4: 3, None: 1}}) == [1.0, 3.0, 0.0]
-
-
-def layer_of(name, weight_bits, *, is_chosen):
-    own = {"name": name, "weight_bits": weight_bits, "chooses_weights": is_chosen}
-    numbers = {"num_weights": 1, "tie": 0, "values_read": 1, "activation_bits": (8,)}
-    common = {"kind": "Conv2D", "chooses_activations": False, "reads_settled": True}
-    return LayerChoices(**own, **numbers, **common)
 
 
 # -- the problem that is solved --------------------------------------------------------------------

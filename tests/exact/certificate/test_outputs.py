@@ -1,6 +1,7 @@
 """Outputs are compared each by itself, and every place of a dense one for itself."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -174,92 +175,83 @@ def test_several_outputs_are_told_one_by_one(tmp_path):
     assert classes.name in page
 
 
-def _file(*operators):
-    """The contents of a file: of each operator its name, its inputs and its outputs."""
+def _file(text):
+    """The contents of a file: of each operator its name, what it reads, and what it makes."""
 
-    def record(name, shape):
+    def record(word):
+        name, _, sizes = word.partition(":")
+        shape = tuple(map(int, sizes.split(",")))
         return StoredTensor(name, "FLOAT32", shape, np.empty(0), np.empty(0), 0, None)
 
-    stored = (
-        StoredOperator(kind, tuple(record(*one) for one in inputs), (record(*made),), None)
-        for kind, inputs, made in operators
+    rows = [line.split() for line in text.split("; ")]
+    return Contents(
+        tuple(
+            StoredOperator(kind, tuple(map(record, reads)), (record(made),), None)
+            for kind, *reads, made in rows
+        )
     )
-    return Contents(tuple(stored))
 
 
-class _Graph:
-    keys = (), ()
-
-    def __init__(self, **shapes):
-        self.outputs = tuple(shapes)
-        self.tensors = {name: Output(name, shape) for name, shape in shapes.items()}
-
-
-_LOGITS = ("FULLY_CONNECTED", [("image", (8,))], ("logits", (3,)))
+_LOGITS = "FULLY_CONNECTED image:8 logits:3"
 
 
 @pytest.mark.parametrize(
     ("operators", "labels", "said"),
     [
-        ([_LOGITS], None, ""),
-        ([_LOGITS], ("cat", "dog", "cow"), "labels"),
-        ([_LOGITS], ("cat", "dog"), ""),
-        ([_LOGITS, ("SOFTMAX", [("logits", (3,))], ("end", (3,)))], None, "softmax"),
-        ([_LOGITS, ("LOGISTIC", [("logits", (3,))], ("end", (3,)))], None, "sigmoid"),
+        (_LOGITS, None, ""),
+        (_LOGITS, ("cat", "dog", "cow"), "labels"),
+        (_LOGITS, ("cat", "dog"), ""),
+        (f"{_LOGITS}; SOFTMAX logits:3 end:3", None, "softmax"),
+        (f"{_LOGITS}; LOGISTIC logits:3 end:3", None, "sigmoid"),
         # Nothing but numbers that move.
         (
-            [
-                ("SOFTMAX", [("image", (2, 3))], ("one", (2, 3))),
-                ("SOFTMAX", [("image", (4, 3))], ("two", (4, 3))),
-                ("CONCATENATION", [("one", (2, 3)), ("two", (4, 3))], ("both", (6, 3))),
-                ("MEAN", [("both", (6, 3)), ("axes", (1,))], ("end", (3,))),
-            ],
+            "SOFTMAX image:2,3 one:2,3; SOFTMAX image:4,3 two:4,3; "
+            "CONCATENATION one:2,3 two:4,3 both:6,3; MEAN both:6,3 axes:1 end:3",
             None,
             "softmax",
         ),
         # Boxes beside the scores of their classes.
         (
-            [
-                ("LOGISTIC", [("image", (6, 2))], ("scores", (6, 2))),
-                ("FULLY_CONNECTED", [("image", (6, 2))], ("boxes", (6, 4))),
-                ("CONCATENATION", [("boxes", (6, 4)), ("scores", (6, 2))], ("end", (6, 6))),
-            ],
+            "LOGISTIC image:6,2 scores:6,2; FULLY_CONNECTED image:6,2 boxes:6,4; "
+            "CONCATENATION boxes:6,4 scores:6,2 end:6,6",
             None,
             "",
         ),
         # The numbers of a softmax that is part of the model.
-        ([("SOFTMAX", [("image", (4,))], ("a", (4,))), ("RESHAPE", [("a", (4,))], ("b", (2, 2)))],
-         None, ""),
+        ("SOFTMAX image:4 a:4; RESHAPE a:4 b:2,2", None, ""),
     ],
-)  # fmt: skip
+)
 def test_a_softmax_a_sigmoid_or_labels_say_that_there_are_classes(operators, labels, said):
-    name, shape = operators[-1][2]
-    (output,) = certified.outputs_in(_Graph(**{name: shape}), _file(*operators), labels)
+    contents = _file(operators)
+    (end,) = contents.operators[-1].outputs
+    tensors = {end.name: Output(end.name, end.shape)}
+    graph = types.SimpleNamespace(keys=((), ()), outputs=(end.name,), tensors=tensors)
+    (output,) = certified.outputs_in(graph, contents, labels)
     assert output.classes_by == said
 
 
-def _of_two_numbers(end):
-    """A model of pictures with two numbers, of 0 to 100 and of 0 to 1, and its pictures."""
+_PICTURES = np.random.default_rng(2).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
+
+
+def _of_numbers(*units, name="two"):
+    """A model of pictures with numbers that have such means, and half of them as deviations."""
     keras.utils.set_random_seed(3)
     image = keras.Input((8, 8, 3), name="image")
     tensor = L.Flatten()(L.Conv2D(4, 3, activation="relu")(image))
-    tensor = L.Dense(2, name="two")(tensor)
-    images = np.random.default_rng(2).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
-    logits = keras.Model(image, tensor)
-    found = logits(images.astype(np.float32)).numpy()
-    kernel, bias = logits.get_layer("two").get_weights()
-    sizes = np.array([25.0, 0.05]) / found.std(axis=0)
-    means = np.array([50.0, 0.5]) - found.mean(axis=0) * sizes
-    logits.get_layer("two").set_weights([kernel * sizes, bias * sizes + means])
-    return keras.Model(image, L.Softmax()(logits.output)) if end else logits, logits, images
+    model = keras.Model(image, L.Dense(len(units), name=name)(tensor))
+    found = model(_PICTURES.astype(np.float32)).numpy()
+    kernel, bias = model.get_layer(name).get_weights()
+    sizes = np.array(units) / 2 / found.std(axis=0)
+    means = np.array(units) - found.mean(axis=0) * sizes
+    model.get_layer(name).set_weights([kernel * sizes, bias * sizes + means])
+    return model, calibrated(model, 8, _PICTURES.astype(np.float32))
 
 
 def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_path):
-    _, model, images = _of_two_numbers(end=False)
+    model, quantized = _of_numbers(50.0, 0.1)
     path, written = tmp_path / "model.tflite", tmp_path / "certificate.json"
-    quantized = calibrated(model, 8, images.astype(np.float32))
     sat_tf.export_tflite(quantized, path)
-    verify = functools.partial(sat_tf.verify_tflite, quantized, path, images, float_model=model)
+    verify = functools.partial(sat_tf.verify_tflite, quantized, path, _PICTURES, float_model=model)
     found = verify(certificate_path=written)
     (note,) = found.float_notes  # the larger one is always the same
     assert note.kind == "bad"
@@ -285,26 +277,21 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
 
 @pytest.mark.parametrize("nests", [False, True])
 def test_a_softmax_of_the_float_model_makes_probabilities_of_logits_in_the_file(path, nests):
-    probabilities, model, images = _of_two_numbers(end=True)
+    model, quantized = _of_numbers(50.0, 0.1)
+    probabilities = keras.Model(model.inputs, L.Softmax()(model.output))
     if nests:
         image = keras.Input((8, 8, 3), name="image")
         probabilities = keras.Model(image, probabilities(image))
-    quantized = calibrated(model, 8, images.astype(np.float32))
-    _, found = proved(quantized, path, images, float_model=probabilities)
+    _, found = proved(quantized, path, _PICTURES, float_model=probabilities)
     (count,) = found.float_outputs
     assert (count.classes_by, count.largest_difference < 1.0) == ("softmax", True)
     assert found.float_notes[0].kind == "good"
 
 
-def test_a_regression_has_errors_and_no_agreement(tmp_path):
-    keras.utils.set_random_seed(3)
-    tensor = image = keras.Input((8, 8, 3), name="image")
-    tensor = L.Flatten()(L.Conv2D(4, 3, activation="relu")(tensor))
-    model, path = keras.Model(image, L.Dense(1, name="age")(tensor)), tmp_path / "model.tflite"
-    images = np.random.default_rng(2).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
-    quantized = calibrated(model, 8, images.astype(np.float32))
+def test_a_regression_has_errors_and_no_agreement(path, tmp_path):
+    model, quantized = _of_numbers(50.0, name="age")
     written = tmp_path / "certificate.json"
-    _, found = proved(quantized, path, images, float_model=model, certificate_path=written)
+    _, found = proved(quantized, path, _PICTURES, float_model=model, certificate_path=written)
     assert found.agreement is None
     (count,) = found.float_outputs
     assert 0.0 < count.mean_difference < count.spread
@@ -331,9 +318,9 @@ def test_several_sigmoids_are_answers_of_their_own():
 
 def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(path):
     image = keras.Input((6, 6, 3), name="image")
-    tensor = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(image)
-    mask = keras.layers.Conv2D(1, 1, activation="sigmoid", name="fg")(tensor)
-    box = keras.layers.Dense(4, name="box")(keras.layers.Flatten()(tensor))
+    tensor = L.Conv2D(4, 3, activation="relu", name="conv")(image)
+    mask = L.Conv2D(1, 1, activation="sigmoid", name="fg")(tensor)
+    box = L.Dense(4, name="box")(L.Flatten()(tensor))
     images = np.random.default_rng(0).integers(0, 256, (32, 6, 6, 3)).astype(np.uint8)
     model = calibrated(keras.Model(image, [mask, box]), 8, images.astype(np.float32))
     _, found = proved(model, path, images, labels={"fg": np.zeros((32, 4, 4), int)})

@@ -31,18 +31,10 @@ def reseal(folder: pathlib.Path, change: Callable[[dict[str, Any]], None] = lamb
     path.write_text(json.dumps(kit))
 
 
-def checked(
-    script: pathlib.Path, cwd: pathlib.Path, *options: str, python: str = sys.executable
-) -> subprocess.CompletedProcess:
+def checked(script, cwd, *options: str, python=sys.executable) -> subprocess.CompletedProcess:
     """The outcome of a kit in a process of its own, where nothing of this package can be found."""
-    return subprocess.run(
-        [python, "-I", *options, str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=cwd,
-    )
+    words, limits = [python, "-I", *options, str(script)], {"timeout": 120, "check": False}
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, **limits)
 
 
 def checked_here(folder: pathlib.Path, cwd: pathlib.Path) -> subprocess.CompletedProcess:

@@ -5,8 +5,6 @@ import json
 import pathlib
 import platform
 import shutil
-import site
-import subprocess
 import sys
 import zipfile
 from unittest import mock
@@ -19,13 +17,14 @@ import sat_tf
 from sat_tf.exact.certificate.inputs import ImagesFrom, images_hash, random_images
 from sat_tf.exact.certificate.proof import verify_file
 from sat_tf.exact.device import check
-from sat_tf.exact.device.kit import write_kit
-from sat_tf.exact.device.report import (
+from sat_tf.exact.device.kit import (
     is_device_certificate,
     read_device_certificate,
     read_device_check,
+    write_kit,
 )
 from tests.exact.device.kits import certificate_in, checked, checked_here, reseal, unpacked
+from tests.exact.test_without_tensorflow import environment
 from tests.export.damage import changed
 from tests.export.proofs import calibrated
 
@@ -76,29 +75,21 @@ def test_a_machine_that_computes_the_codes_is_said_to(kit, small_file, few_image
 
 
 def test_it_needs_python_numpy_and_litert_alone(kit, tmp_path):
-    # An environment that has nothing else.
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True
-    )
-    (own,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    for place in map(pathlib.Path, site.getsitepackages()):
-        for pattern in ("numpy", "numpy.libs", "ai_edge_litert", "ai_edge_litert-*"):
-            for found in place.glob(pattern):
-                (own / found.name).symlink_to(found)
+    python = environment(tmp_path / "venv", "numpy", "ai-edge-litert")
     folder = unpacked(kit.path, tmp_path / "kit")
     for script in (kit.path, folder / "check.py", folder):
-        done = checked(script, tmp_path, python=str(tmp_path / "venv" / "bin" / "python"))
+        done = checked(script, tmp_path, python=str(python))
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_is_written_for_python_3_9():
+def test_it_is_for_python_3_9_and_says_what_to_install_and_what_it_does(kit, tmp_path, capsys):
     ast.parse(pathlib.Path(check.__file__).read_text(), feature_version=(3, 9))
-
-
-def test_without_numpy_or_litert_it_says_what_to_install(kit, tmp_path):
     done = checked(kit.path, tmp_path, "-S")
     assert done.returncode == 2
     assert "No module named 'numpy': pip install numpy ai-edge-litert==" in done.stderr
+    with mock.patch.object(sys, "argv", ["check.py", "--verbose"]):
+        assert check.main() == 2
+    assert "Exit status: 0 if nothing differs" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -194,14 +185,6 @@ def test_without_codes_it_says_where_they_differ_and_not_how_many(kit, tmp_path)
     assert found.counted == f"some of {found.codes_compared:,}"
 
 
-def test_what_it_is_not_asked_for_is_answered_by_what_it_does(kit, tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(kit.path), "--verbose"], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 2
-    assert "Exit status: 0 if nothing differs" in done.stdout
-
-
 def test_where_it_cannot_write_it_leaves_nothing(kit, tmp_path):
     taken = tmp_path / f"certificate_{platform.machine()}.json"
     taken.mkdir()
@@ -216,8 +199,8 @@ def _manifest(kit):
         return json.loads(archive.read("kit.json")), archive.namelist()
 
 
-def test_it_expects_the_hashes_of_a_certificate_on_the_same_images(
-    kit, small_file, few_images, tmp_path
+def test_it_has_the_hashes_and_on_request_the_codes_of_a_certificate(
+    kit, kit_with_codes, small_file, few_images, tmp_path
 ):
     manifest, names = _manifest(kit)
     certificate = verify_file(small_file, few_images, runtimes=())
@@ -232,30 +215,21 @@ def test_it_expects_the_hashes_of_a_certificate_on_the_same_images(
     assert kit.bytes == kit.path.stat().st_size
     again = write_kit(small_file, few_images, tmp_path / "kit.zip")
     assert again.path.read_bytes() == kit.path.read_bytes()
-
-
-def test_codes_are_in_it_on_request(kit_with_codes):
     manifest, names = _manifest(kit_with_codes)
     assert manifest["has_codes"]
     assert [name for name in names if "/" in name] == [f"codes/{i}" for i in range(NUM_IMAGES)]
 
 
-def _with_attention():
-    inputs = keras.Input((6, 6, 3), name="image")
-    x = keras.layers.Conv2D(4, 3, use_bias=False, name="stem")(inputs)
-    x = keras.layers.BatchNormalization(name="stem_bn")(x)
-    x = keras.layers.ReLU(name="stem_relu")(x)
-    x = keras.layers.Reshape((16, 4), name="rows")(x)
-    x = keras.layers.MultiHeadAttention(2, 2, name="attention")(x, x)
-    x = keras.layers.GlobalAveragePooling1D(name="pool")(x)
-    return keras.Model(inputs, keras.layers.Dense(3, name="classifier")(x), name="attentive")
-
-
 def test_tensors_behind_float_layers_are_left_out(tmp_path):
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (8, 6, 6, 3)).astype(np.uint8)
-    policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
-    model = calibrated(_with_attention(), policy, images)
+    layers, inputs = keras.layers, keras.Input((6, 6, 3), name="image")
+    x = layers.Conv2D(4, 3, use_bias=False, name="stem")(inputs)
+    x = layers.ReLU(name="stem_relu")(layers.BatchNormalization(name="stem_bn")(x))
+    x = layers.Reshape((16, 4), name="rows")(x)
+    x = layers.MultiHeadAttention(2, 2, name="attention")(x, x)
+    x = layers.GlobalAveragePooling1D(name="pool")(x)
+    model = keras.Model(inputs, layers.Dense(3, name="classifier")(x), name="attentive")
+    images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3)).astype(np.uint8)
+    model = calibrated(model, sat_tf.BitPolicy.mobile(4, unsupported="float"), images)
     sat_tf.export_tflite(model, tmp_path / "model.tflite")
     kit = write_kit(tmp_path / "model.tflite", images[:2], tmp_path / "kit.zip")
     assert "stem_relu" in kit.compared
@@ -266,9 +240,7 @@ def test_tensors_behind_float_layers_are_left_out(tmp_path):
     assert certificate_in(tmp_path)
 
 
-def test_a_kit_that_is_broken_off_leaves_the_older_one(
-    kit, small_file, few_images, tmp_path, monkeypatch
-):
+def test_a_kit_broken_off_leaves_the_older(kit, small_file, few_images, tmp_path, monkeypatch):
     path = tmp_path / "kit.zip"
     path.write_bytes(b"older")
     interrupted = mock.Mock(side_effect=KeyboardInterrupt)
@@ -279,9 +251,7 @@ def test_a_kit_that_is_broken_off_leaves_the_older_one(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_it_holds_with_its_images_and_says_when_they_were_not_at_hand(
-    certificate_path, small_file, few_images
-):
+def test_it_says_when_its_images_were_not_at_hand(certificate_path, small_file, few_images):
     found, is_simulated = read_device_check(small_file, certificate_path, few_images)
     assert found.is_exact
     assert is_simulated
@@ -295,9 +265,7 @@ def test_random_images_are_drawn_again(small_file, tmp_path):
     assert read_device_check(small_file, certificate_in(tmp_path))[1]
 
 
-def test_certificates_of_devices_are_told_from_those_of_files(
-    certificate_path, small_file, few_images, tmp_path
-):
+def test_those_of_files_are_told_apart(certificate_path, small_file, few_images, tmp_path):
     own = tmp_path / "certificate.json"
     verify_file(small_file, few_images, certificate_path=own)
     assert is_device_certificate(certificate_path)

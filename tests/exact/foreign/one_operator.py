@@ -11,7 +11,9 @@ from sat_tf.exact.kernels.kernel_sets import builtin_of_this_machine
 from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import read_foreign
+from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite import writer
+from sat_tf.exact.tflite.tensors import Image, Tensor
 from tests.export.proofs import KERNELS
 
 # TFLite Micro puts an integer around an image that it has never set, and LiteRT's reference kernel
@@ -39,46 +41,70 @@ def constant(values, scale=None, zero_point=0, axis=0):
     return Grid(array.shape, scale, zero_point, array, kind, axis)
 
 
-def file_of(name, given, made, *, version=1, options="", **settings):
+# The schema's names of options that are not those of their operator.
+_OPTIONS = {
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "MEAN", "SUM"), "Reducer"),
+    **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D"), "Pool2D"),
+    "BATCH_MATMUL": "BatchMatMul",
+}
+
+
+def table(schema, /, **fields):
+    """A table of the schema."""
+    made = getattr(tfl, f"{schema}T")()
+    for field, value in fields.items():
+        setattr(made, field, value)
+    return made
+
+
+def add_operator(model, name, version=1, **fields):
+    """An operator of a model, of which other fields than options are given; it has none of them."""
+    number = getattr(tfl.BuiltinOperator, name)
+    code = table("OperatorCode", builtinCode=number, version=version)
+    code.deprecatedBuiltinCode = min(number, 127)
+    model.operatorCodes.append(code)
+    return table("Operator", opcodeIndex=len(model.operatorCodes) - 1, **fields)
+
+
+def with_options(operator, name, **options):
+    """The operator with builtin options."""
+    schema = f"{_OPTIONS.get(name, name.title().replace('_', ''))}Options"
+    operator.builtinOptionsType = getattr(tfl.BuiltinOptions, schema)
+    operator.builtinOptions = table(schema, **options)
+    return operator
+
+
+def file_of(name, given, made, *, version=1, **options):
     """A file whose inputs are those of `given` without values."""
-    model = tfl.ModelT()
-    model.version, model.buffers = 3, [tfl.BufferT()]
-    code = tfl.OperatorCodeT()
-    code.builtinCode, code.version = getattr(tfl.BuiltinOperator, name), version
-    code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-    model.operatorCodes = [code]
-    graph = tfl.SubGraphT()
-    graph.tensors = []
+    graph = table("SubGraph", tensors=[])
+    model = table("Model", version=3, buffers=[tfl.BufferT()], operatorCodes=[], subgraphs=[graph])
     for index, grid in enumerate((*given, *made)):
-        tensor = tfl.TensorT()
-        tensor.name, tensor.shape = f"t{index}".encode(), np.array(grid.shape, np.int32)
-        tensor.type = getattr(tfl.TensorType, grid.type)
+        kind = getattr(tfl.TensorType, grid.type)
+        tensor = table("Tensor", name=f"t{index}", type=kind, shape=np.array(grid.shape, np.int32))
         if grid.scale is not None:
-            tensor.quantization = tfl.QuantizationParametersT()
-            tensor.quantization.scale = np.atleast_1d(np.asarray(grid.scale, np.float32))
-            count = tensor.quantization.scale.size
-            tensor.quantization.zeroPoint = np.full(count, grid.zero_point, np.int64)
-            tensor.quantization.quantizedDimension = grid.axis
+            scale = np.atleast_1d(np.asarray(grid.scale, np.float32))
+            points = np.full(scale.size, grid.zero_point, np.int64)
+            grids = {"scale": scale, "zeroPoint": points, "quantizedDimension": grid.axis}
+            tensor.quantization = table("QuantizationParameters", **grids)
         if grid.values is not None:
-            buffer = tfl.BufferT()
-            buffer.data = np.frombuffer(grid.values.tobytes(), np.uint8)
             tensor.buffer = len(model.buffers)
-            model.buffers.append(buffer)
+            data = np.frombuffer(grid.values.tobytes(), np.uint8)
+            model.buffers.append(table("Buffer", data=data))
         graph.tensors.append(tensor)
-    operator = tfl.OperatorT()
-    operator.inputs = np.arange(len(given), dtype=np.int32)
-    operator.outputs = np.arange(len(given), len(given) + len(made), dtype=np.int32)
-    if options:
-        operator.builtinOptionsType = getattr(tfl.BuiltinOptions, options)
-        operator.builtinOptions = getattr(tfl, f"{options}T")()
-        for setting, value in settings.items():
-            setattr(operator.builtinOptions, setting, value)
-    graph.operators = [operator]
-    inputs = [index for index, grid in enumerate(given) if grid.values is None]
-    graph.inputs = np.array(inputs, np.int32)
-    graph.outputs = operator.outputs
-    model.subgraphs = [graph]
+    inputs, graph.outputs = np.split(np.arange(len(graph.tensors), dtype=np.int32), [len(given)])
+    operator = add_operator(model, name, version, inputs=inputs, outputs=graph.outputs)
+    graph.operators = [with_options(operator, name, **options) if options else operator]
+    graph.inputs = np.array([i for i in inputs if given[i].values is None], np.int32)
     return writer.file_of(model)
+
+
+def chained(shape, codes, *rows):
+    """A graph of pixels, their codes "x", and rows: an operation, what it makes, and its grid."""
+    rows = [(ShiftImage(("image",), "x"), shape, codes), *rows]
+    operations = tuple(operation for operation, _, _ in rows)
+    tensors = {one.output: Tensor(one.output, shape, grid) for one, shape, grid in rows}
+    image = Image("image", shape, codes.scale, codes.zero_point + 128)
+    return Graph("net", tensors, operations, (image,), operations[-1].output)
 
 
 def assert_as_in_litert(content: bytes, images: list[tuple[np.ndarray, ...]]) -> Graph:
@@ -110,7 +136,8 @@ def assert_as_in_litert(content: bytes, images: list[tuple[np.ndarray, ...]]) ->
             kept = runtime.kept(places.values())
             kept |= zip((places[one.name] for one in file.contents.inputs), arrays, strict=True)
             for operation in file.graph.operations:
-                read = [kept[places[one]].astype(np.int32) for one in operation.inputs]
+                arrays = [kept[places[one]] for one in operation.inputs]
+                read = [one if one.dtype.kind == "f" else one.astype(np.int32) for one in arrays]
                 made = operation.simulate(file.graph.on(rules), *read)
                 found = kept[places[operation.output]]
                 if operation.reshapes:

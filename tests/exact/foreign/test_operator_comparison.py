@@ -13,7 +13,7 @@ from sat_tf.exact.operator_comparison import read_any_file
 from sat_tf.export import compare_operators
 from tests.commands.light import told_without_tensorflow
 from tests.exact.foreign import make
-from tests.exact.foreign.one_operator import Grid, file_of
+from tests.exact.foreign.one_operator import Grid, add_operator, file_of, table, with_options
 from tests.export.damage import changed
 
 FILES = ("converter_int8", "converter_uint8", "quantizer", "tfmot")
@@ -37,7 +37,7 @@ def written(tmp_path, name, change):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_runtimes_compute_the_operators_of_other_tools_by_their_rules(name):
+def test_runtimes_compute_the_operators_of_other_tools_by_their_rules(name, tmp_path):
     found = compared(path_of(name))
     for runtime in ("xnnpack", "builtin", "reference"):
         own = found.total(runtime).own
@@ -51,6 +51,20 @@ def test_runtimes_compute_the_operators_of_other_tools_by_their_rules(name):
     assert {one.kind for one in found.operators if one.differs("arm_xnnpack")} <= {"MEAN"}
     assert found.first_differing("xnnpack") is None
     assert found.first_differing("builtin") is not None
+    assert "the first operator that differs is" in repr(found)
+    # A row has an operator and a runtime, or an operator that is not compared.
+    rows, silent = found.to_rows(), len(found.operators) - len(found.simulated)
+    assert len(rows) == len(RUNTIMES) * len(found.simulated) + silent
+    totals = [found.total(runtime).own.compared for runtime in RUNTIMES]
+    assert sum(row["compared"] or 0 for row in rows) == sum(totals)
+    found.write_csv(tmp_path / "operators.csv")
+    assert len((tmp_path / "operators.csv").read_text().splitlines()) == len(rows) + 1
+    # Parts that are float are named with their work.
+    floats = [one for one in found.operators if one.kind == "TRANSPOSE_CONV" and one.reason]
+    adds = [3 * 3 * 3 * 3 * 8 * 16] * (name == "tfmot")
+    assert [(one.reason, one.multiply_adds) for one in floats] == [("it is float", n) for n in adds]
+    share = 1.0 - sum(adds) / sum(one.multiply_adds for one in found.operators)
+    assert found.multiply_adds_simulated == pytest.approx(share)
 
 
 def test_what_is_not_simulated_spoils_nothing_behind_it(monkeypatch):
@@ -65,15 +79,6 @@ def test_what_is_not_simulated_spoils_nothing_behind_it(monkeypatch):
     assert "Not simulated: 1 RELU: not an operator of sat-tf" in said
     assert "100.0 % of the multiply-adds" in said
     assert not re.search("proved|proven|certif|exact", said)
-
-
-def test_float_parts_are_named_with_their_work():
-    found = compared(path_of("tfmot"))
-    (transposed,) = [one for one in found.operators if one.kind == "TRANSPOSE_CONV"]
-    assert transposed.reason == "it is float"
-    assert transposed.multiply_adds == 3 * 3 * 3 * 3 * 8 * 16
-    share = 1.0 - transposed.multiply_adds / sum(one.multiply_adds for one in found.operators)
-    assert found.multiply_adds_simulated == pytest.approx(share)
 
 
 def test_the_first_operator_that_differs_is_marked(monkeypatch):
@@ -91,17 +96,6 @@ def test_the_first_operator_that_differs_is_marked(monkeypatch):
     assert not found.is_explained
     assert f"the first operator that differs is {first.number} QUANTIZE" in str(found)
     assert re.search(r"QUANTIZE.* by 1, first", str(found))
-
-
-def test_rows_have_every_operator_and_runtime(tmp_path):
-    found = compared(path_of("converter_uint8"), runtimes=["builtin"])
-    rows = found.to_rows()
-    silent = len(found.operators) - len(found.simulated)
-    assert len(rows) == 2 * len(found.simulated) + silent
-    assert sum(row["compared"] or 0 for row in rows) == 2 * found.total("xnnpack").own.compared
-    found.write_csv(tmp_path / "operators.csv")
-    assert len((tmp_path / "operators.csv").read_text().splitlines()) == len(rows) + 1
-    assert "the first operator that differs is" in repr(found)
 
 
 def test_names_of_tensors_need_not_differ(tmp_path):
@@ -137,7 +131,7 @@ def test_outputs_may_have_other_lengths(tmp_path):
 def _with_two_inputs(tmp_path):
     path, shape = tmp_path / "two.tflite", (1, 4, 4, 2)
     given, made = [Grid(shape, 0.1), Grid(shape, 0.05, 3)], [Grid(shape, 0.12)]
-    path.write_bytes(file_of("ADD", given, made, version=2, options="AddOptions"))
+    path.write_bytes(file_of("ADD", given, made, version=2))
     return path
 
 
@@ -168,33 +162,15 @@ def test_the_first_of_several_graphs_is_compared_and_the_others_are_named(tmp_pa
         signature = copy.deepcopy(model.signatureDefs[0])
         signature.signatureKey, signature.subgraphIndex = b"other", 2
         model.signatureDefs.append(signature)
-        call = operator(model, "CALL_ONCE", "CallOnceOptions")
-        call.builtinOptions.initSubgraphIndex = 1
+        call = with_options(add_operator(model, "CALL_ONCE"), "CALL_ONCE", initSubgraphIndex=1)
         # Asked for the values of a resource, LiteRT ends the process.
-        handle, resource = operator(model, "VAR_HANDLE", "VarHandleOptions"), tfl.TensorT()
-        handle.builtinOptions.container = handle.builtinOptions.sharedName = b"state"
-        handle.outputs = np.array([len(graph.tensors)], np.int32)
-        resource.type, resource.shape = tfl.TensorType.RESOURCE, np.empty(0, np.int32)
-        graph.tensors.append(resource)  # which has no name
-        model.subgraphs.extend([empty(), other])
+        made = np.array([len(graph.tensors)], np.int32)
+        handle = add_operator(model, "VAR_HANDLE", outputs=made)
+        with_options(handle, "VAR_HANDLE", container=b"state", sharedName=b"state")
+        kind, shape = tfl.TensorType.RESOURCE, np.empty(0, np.int32)
+        graph.tensors.append(table("Tensor", type=kind, shape=shape))  # which has no name
+        model.subgraphs.extend([table("SubGraph", tensors=[], operators=[]), other])
         graph.operators[:0] = [call, handle]
-
-    def operator(model, kind, options):
-        code, made = tfl.OperatorCodeT(), tfl.OperatorT()
-        code.builtinCode = getattr(tfl.BuiltinOperator, kind)
-        code.deprecatedBuiltinCode, code.version = 127, 1
-        made.inputs = made.outputs = None
-        made.opcodeIndex = len(model.operatorCodes)
-        made.builtinOptionsType = getattr(tfl.BuiltinOptions, options)
-        made.builtinOptions = getattr(tfl, f"{options}T")()
-        model.operatorCodes.append(code)
-        return made
-
-    def empty():
-        graph = tfl.SubGraphT()
-        graph.tensors, graph.operators = [], []
-        graph.inputs = graph.outputs = None
-        return graph
 
     path = written(tmp_path, "converter_int8", several)
     found, usual = compared(path), compared(path_of("converter_int8"))

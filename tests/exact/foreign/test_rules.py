@@ -63,22 +63,18 @@ ENDS_BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "scale", "zero", "by_xnnpack", "by_builtin", "tosa"), ENDS_BY_HAND
-)
-def test_ends_between_two_codes_are_rounded_as_each_runtime_does(
-    name, scale, zero, by_xnnpack, by_builtin, tosa
-):
+@pytest.mark.parametrize(("name", "scale", "zero", "x86", "builtin", "tosa"), ENDS_BY_HAND)
+def test_ends_between_codes_are_rounded_as_each_runtime_does(name, scale, zero, x86, builtin, tosa):
     pool = {"strideH": 1, "strideW": 1, "filterHeight": 1, "filterWidth": 1}
     fused = {"fusedActivationFunction": {"RELU_N1_TO_1": 2, "RELU6": 3}[name], "version": 2}
     source, other = Grid(SHAPE, 4 * scale), constant(np.zeros((1, 1, 1, 1)), 4 * scale)
     output = Grid(SHAPE, scale, zero)
     contents = [
         file_of(name, [source], [output]),
-        file_of("ADD", [source, other], [output], options="AddOptions", **fused),
-        file_of("MAX_POOL_2D", [output], [output], options="Pool2DOptions", **pool, **fused),
+        file_of("ADD", [source, other], [output], **fused),
+        file_of("MAX_POOL_2D", [output], [output], **pool, **fused),
     ]
-    expected = {X86: by_xnnpack, REFERENCE: by_builtin, MICRO: by_builtin, TOSA: tosa}
+    expected = {X86: x86, REFERENCE: builtin, MICRO: builtin, TOSA: tosa}
     for content in contents:
         graph = assert_as_in_litert(content, [(IMAGE,)])
         for kernels, ends in expected.items():
@@ -98,7 +94,8 @@ def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():
 @given(scale=SCALES, ratio=RATIOS, zero=ZERO_POINTS, output_zero=ZERO_POINTS)
 def test_functions_are_within_a_code_of_those_of_real_values(name, scale, ratio, zero, output_zero):
     zero = -128 if name in ("RSQRT", "LOG", "SQRT") else zero
-    file = read_foreign(function(name, scale, ratio, zero, output_zero), "one")
+    read, made = Grid(SHAPE, scale, zero), Grid(SHAPE, scale * ratio, output_zero)
+    file = read_foreign(file_of(name, [read], [made]), "one")
     (operation,) = file.graph.operations
     made = operation.simulate(file.graph, IMAGE.astype(np.int32))
     source, output = (file.graph.codes(one) for one in ("t0", "t1"))
@@ -107,20 +104,6 @@ def test_functions_are_within_a_code_of_those_of_real_values(name, scale, ratio,
     wanted = np.clip(real / float(output.scale) + output_zero, -128, 127)
     # Half a code of the result, and as much for what was rounded before, or for an end.
     assert np.max(np.abs(made - wanted)) <= 1.0
-
-
-def test_a_squared_difference_worked_by_hand():
-    # ((a - b) / 4)² in units of 1/16 is (a - b)²; the largest codes saturate.
-    shape = (1, 4)
-    given = [Grid(shape, 0.25), constant([[1, 4, -3, 9]], 0.25)]
-    made = [Grid(shape, 1 / 16, 2)]
-    content = file_of("SQUARED_DIFFERENCE", given, made, options="SquaredDifferenceOptions")
-    assert simulated(content, [[3, 4, 4, -9]]).tolist() == [[6, 2, 51, 127]]
-
-
-def function(name, scale, ratio, zero, output_zero, **more):
-    source, output = Grid(SHAPE, scale, zero), Grid(SHAPE, scale * ratio, output_zero)
-    return file_of(name, [source], [output], **more)
 
 
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "SQUARED_DIFFERENCE"])
@@ -132,9 +115,7 @@ def function(name, scale, ratio, zero, output_zero, **more):
     zeros=st.tuples(ZERO_POINTS, ZERO_POINTS, ZERO_POINTS),
     fused=st.sampled_from([0, 1, 2, 3]),
 )
-def test_every_pair_of_codes_with_a_constant_is_that_of_litert(
-    name, is_first, scale, ratios, zeros, fused
-):
+def test_every_pair_of_codes_is_that_of_litert(name, is_first, scale, ratios, zeros, fused):
     (other, ratio), (zero, other_zero, output_zero) = ratios, zeros
     # Builtin kernels hold a product in 16 bits behind its rounding.
     assume(name != "MUL" or 2**16 * scale * other < ratio * 2**15)
@@ -142,11 +123,8 @@ def test_every_pair_of_codes_with_a_constant_is_that_of_litert(
     values = np.tile(ALL_CODES, 256).reshape(shape)
     pair = [Grid(shape, scale, zero), constant(values, scale * other, other_zero)]
     output = Grid(shape, scale * ratio, output_zero)
-    options = f"{name.title().replace('_', '')}Options"
     more = {} if len(name) > 3 else {"fusedActivationFunction": fused}
-    content = file_of(
-        name, pair[::-1] if is_first else pair, [output], version=2, options=options, **more
-    )
+    content = file_of(name, pair[::-1] if is_first else pair, [output], version=2, **more)
     assert_as_in_litert(content, [(np.repeat(ALL_CODES, 256).reshape(shape),)])
 
 
@@ -155,25 +133,34 @@ def test_blocks_are_put_beside_each_other():
         "BATCH_TO_SPACE_ND",
         [Grid((6, 1, 2, 1)), constant([2, 3]), constant([[0, 0], [1, 2]])],
         [Grid((1, 2, 3, 1))],
-        options="BatchToSpaceNDOptions",
     )
     # Image k has the pixels of row k // 3 and column k % 3 of each block.
     made = simulated(content, np.arange(12).reshape(6, 1, 2, 1))
     assert made[0, :, :, 0].tolist() == [[2, 4, 1], [8, 10, 7]]
 
 
-# The result of each for 3, -4, 5, 6 in halves, in quarters from 2 on; axes are those of (1, 4).
+# What each makes of some codes in a unit, and of a constant: axes, or codes in that unit.
 OF_SEVERAL = [
-    ("SUM", [1], "ReducerOptions", (1,), [22]),  # 5
-    ("REDUCE_PROD", [1], "ReducerOptions", (1,), [-82]),  # -22.5, rounded four times
-    ("DIV", [2, -1, 4, 3], "DivOptions", (1, 4), [8, 18, 7, 10]),  # 1.5, 4, 1.25, 2
+    # name, codes, unit, constant, scale and zero point of the output, made
+    ("SUM", [3, -4, 5, 6], 0.5, 1, 0.25, 2, [22]),  # 5
+    ("REDUCE_PROD", [3, -4, 5, 6], 0.5, 1, 0.25, 2, [-82]),  # -22.5, rounded four times
+    # 1.5, 4, 1.25, 2
+    ("DIV", [3, -4, 5, 6], 0.5, [[2, -1, 4, 3]], 0.25, 2, [8, 18, 7, 10]),
+    # ((a - b) / 4)² in units of 1/16 is (a - b)²; the largest codes saturate.
+    ("SQUARED_DIFFERENCE", [3, 4, 4, -9], 0.25, [[1, 4, -3, 9]], 1 / 16, 2, [6, 2, 51, 127]),
 ]
 
 
-@pytest.mark.parametrize(("name", "other", "options", "shape", "expected"), OF_SEVERAL)
-def test_operators_of_several_values_worked_by_hand(name, other, options, shape, expected):
-    numbers = constant([other], 0.5) if name == "DIV" else constant(other)
-    content = file_of(
-        name, [Grid((1, 4), 0.5), numbers], [Grid(shape, 0.25, 2)], version=2, options=options
+@pytest.mark.parametrize(
+    ("name", "stored", "unit", "other", "scale", "zero", "expected"), OF_SEVERAL
+)
+def test_operators_of_several_values_worked_by_hand(
+    name, stored, unit, other, scale, zero, expected
+):
+    reduces = isinstance(other, int)
+    numbers, options = (
+        (constant([other]), {"keepDims": False}) if reduces else (constant(other, unit), {})
     )
-    assert np.ravel(simulated(content, [[3, -4, 5, 6]])).tolist() == expected
+    made = Grid((1, 4)[: 2 - reduces], scale, zero)
+    content = file_of(name, [Grid((1, 4), unit), numbers], [made], version=2, **options)
+    assert np.ravel(simulated(content, [stored])).tolist() == expected

@@ -15,35 +15,18 @@ SUMS = st.integers(-(2**22), 2**22)
 MULTIPLIERS = st.floats(2.0**-32, 255.0)
 
 
-# 0.25 is 2^30 · 2^-1: halves first, rounded up, and halved again. 1.5 is 3 · 2^29 · 2.
-@pytest.mark.parametrize(
-    ("value", "multiplier", "up", "away", "once", "before"),
-    [
-        (-3, 0.25, 0, -1, -1, 0),
-        (-2, 0.25, 0, -1, 0, 0),
-        (-1, 0.25, 0, 0, 0, 0),
-        (1, 0.25, 1, 1, 0, 1),
-        (2, 0.25, 1, 1, 1, 1),
-        (3, 0.25, 1, 1, 1, 1),
-        (5, 0.25, 2, 2, 1, 2),
-        (-1, 0.5, 0, 0, 0, 0),
-        (3, 1.5, 5, 5, 5, 4),
-        (-3, 1.5, -4, -4, -4, -4),
-        (7, 1.0, 7, 7, 7, 8),
-    ],
-)
-def test_rules_differ_in_ties(value, multiplier, up, away, once, before):
-    given_values = np.array([value]), fixed_point.fixed_point(multiplier)
-    assert fixed_point.rounded_twice_up(*given_values).item() == up
-    assert fixed_point.rounded_twice_away(*given_values).item() == away
-    assert fixed_point.rounded_once(*given_values).item() == once
-    assert fixed_point.rounded_before_shifts(*given_values).item() == before
-
-
-def test_xnnpack_rounds_otherwise_than_all_of_them():
-    sums = np.array([-3, -2, -1, 0, 1, 2, 3, 5])
-    once = xnnpack.requantized(sums, np.array([0.25], np.float32))
-    assert once.tolist() == [-1, 0, 0, 0, 0, 0, 1, 1]
+def test_rules_differ_in_ties():
+    # 0.25 is 2^30 · 2^-1: halves first, rounded up, and halved again. 1.5 is 3 · 2^29 · 2.
+    values = np.array([-3, -2, -1, 1, 2, 3, 5, -1, 3, -3, 7])
+    multipliers = fixed_point.fixed_point(np.array([0.25] * 7 + [0.5, 1.5, 1.5, 1.0]))
+    expected = {
+        fixed_point.rounded_twice_up: [0, 0, 0, 1, 1, 1, 2, 0, 5, -4, 7],
+        fixed_point.rounded_twice_away: [-1, -1, 0, 1, 1, 1, 2, 0, 5, -4, 7],
+        fixed_point.rounded_once: [-1, 0, 0, 0, 1, 1, 1, 0, 5, -4, 7],
+        fixed_point.rounded_before_shifts: [0, 0, 0, 1, 1, 1, 2, 0, 4, -4, 8],
+    }
+    assert {rule: rule(values, multipliers).tolist() for rule in expected} == expected
+    assert xnnpack.requantized(values[:7], np.float32(0.25)).tolist() == [-1, 0, 0, 0, 0, 1, 1]
 
 
 @given(multiplier=st.floats(1e-12, 1e6))
@@ -121,12 +104,6 @@ def test_a_product_of_two_tensors_has_its_multiplier_in_float32_but_in_micro():
     assert xnnpack.product_multiplier(*scales) != exact
 
 
-def test_channels_behind_the_last_block_round_ties_away_from_zero():
-    # -3 · 0.25 is -1 / 2 behind the first rounding.
-    found = fixed_point.requantized_in_blocks(np.full((1, 11), -3), fixed_point.fixed_point(0.25))
-    assert found.tolist() == [[0] * 8 + [-1] * 3]
-
-
 def test_the_zero_points_of_a_mean_that_keeps_its_dimensions_are_one_integer():
     # (2 · 4 - 4 · 3) / 4 · 0.5: the sum 8 alone is 1, the zero point 3 alone 1.5, rounded to 2.
     scales = np.float32(0.5), np.float32(1.0)
@@ -136,30 +113,35 @@ def test_the_zero_points_of_a_mean_that_keeps_its_dimensions_are_one_integer():
     assert plain.item() == 10 - 1  # -0.5, away from zero
 
 
-def test_values_behind_the_last_block_are_quantized_by_division():
+def test_values_behind_the_last_block_round_ties_away_from_zero():
+    # -3 · 0.25 is -1 / 2 behind the first rounding.
+    found = fixed_point.requantized_in_blocks(np.full((1, 11), -3), fixed_point.fixed_point(0.25))
+    assert found.tolist() == [[0] * 8 + [-1] * 3]
     values = np.full((1, 9), 0.5, np.float32)
     assert fixed_point.quantized_in_blocks(values, np.float32(1.0)).tolist() == [[0] * 8 + [1]]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ((5,), (5,), (5, False)),
-        ((2, 3, 4), (2, 3, 4), (24, False)),
-        ((2, 3, 4), (1, 1, 4), (4, False)),
-        ((1, 1, 4), (2, 3, 4), (4, False)),
-        ((2, 3, 4), (4,), (4, False)),
-        ((2, 3, 4), (2, 3, 1), (4, True)),
-        ((2, 3, 4), (2, 1, 1), (12, True)),
-        ((2, 3, 4), (1, 1, 1), (24, True)),
-        ((2, 3, 1), (2, 1, 1), (3, True)),
-        ((2, 5, 3, 1, 4), (2, 1, 3, 6, 4), (4, False)),
-        # Six stretches: the kernel without fixed_point.
-        ((1, 2, 1, 2, 1, 2), (2, 1, 2, 1, 2, 1), (0, False)),
-    ],
-)
-def test_stretches_end_where_a_summand_repeats(first, second, expected):
-    assert fixed_point.stretch(first, second) == expected
+# The shapes of two summands, and how far a stretch goes, in which one may have only one value.
+STRETCHES = """
+5 5                  5 several
+2,3,4 2,3,4         24 several
+2,3,4 1,1,4          4 several
+1,1,4 2,3,4          4 several
+2,3,4 4              4 several
+2,3,4 2,3,1          4 one
+2,3,4 2,1,1         12 one
+2,3,4 1,1,1         24 one
+2,3,1 2,1,1          3 one
+2,5,3,1,4 2,1,3,6,4  4 several
+1,2,1,2,1,2 2,1,2,1,2,1 0 several
+"""  # Six stretches: the kernel without vectors.
+
+
+@pytest.mark.parametrize("row", STRETCHES.strip().splitlines())
+def test_stretches_end_where_a_summand_repeats(row):
+    *shapes, length, values = row.split()
+    first, second = (tuple(map(int, shape.split(","))) for shape in shapes)
+    assert fixed_point.stretch(first, second) == (int(length), values == "one")
 
 
 _SCALE = np.float32(1.0)
@@ -177,27 +159,16 @@ def test_requantization_is_one_float32_product_rounded_to_even(total, multiplier
     assert found.item() == reference.requantized(total, multiplier, zero_point, -128, 127)
 
 
-# Halves, and products whose fixed-point multiplier rounds down: 1/3 in float32 is above 1/3, and
-# 31 bits hold it as it is, so that 1.5 · 1/3 is above a half, and -1.5 · 1/3 below minus a half.
-@pytest.mark.parametrize(
-    ("product", "multiplier", "on_x86", "on_arm"),
-    [
-        (1, 0.5, 0, 1),
-        (3, 0.5, 2, 2),
-        (5, 0.5, 2, 3),
-        (-1, 0.5, 0, 0),
-        (-3, 0.5, -2, -1),
-        (-5, 0.5, -2, -2),
-        (2, 0.25, 0, 1),
-        (3, 1 / 3, 1, 1),
-        (255, 4.0, 1020, 1020),
-        (-255, 128.0, -32640, -32640),
-    ],
-)
-def test_products_round_halves_to_even_on_x86_and_up_on_arm(product, multiplier, on_x86, on_arm):
-    given_values = np.array([product]), np.float32(multiplier)
-    assert xnnpack.requantized(*given_values).item() == on_x86
-    assert xnnpack.product_in_fixed_point(*given_values).item() == on_arm
+def test_products_round_halves_to_even_on_x86_and_up_on_arm():
+    # Halves, and products whose fixed-point multiplier rounds down: 1/3 in float32 is above 1/3,
+    # and 31 bits hold it as it is, so that 1.5 · 1/3 is above a half.
+    products = np.array([1, 3, 5, -1, -3, -5, 2, 3, 255, -255])
+    multipliers = np.float32([0.5] * 6 + [0.25, 1 / 3, 4.0, 128.0])
+    on_x86 = xnnpack.requantized(products, multipliers)
+    assert on_x86.tolist() == [0, 2, 2, 0, -2, -2, 0, 1, 1020, -32640]
+    pairs = zip(products, multipliers, strict=True)
+    on_arm = [xnnpack.product_in_fixed_point(one, multiplier).item() for one, multiplier in pairs]
+    assert on_arm == [1, 2, 3, 0, -1, -2, 1, 1, 1020, -32640]
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
@@ -245,9 +216,6 @@ def test_rules_disagree_on_no_mean_but_those_near_halves(side, ratio, scale, zer
     near = xnnpack.sums_near_halves(multiplier, count, zeros, ends)
     assert set(sums[once != fused]) <= set(near)
     assert set(near) <= set(sums)
-
-
-def test_sums_near_halves_are_few():
     # 300 x 300 stored integers have 22,950,001 sums; some 50 around each of 255 halves are near.
     near = xnnpack.sums_near_halves(np.float32(1 / 90_000), 90_000, (-128, -128), (-128, 127))
     assert near.size < 30_000

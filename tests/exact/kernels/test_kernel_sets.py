@@ -5,93 +5,20 @@ import pytest
 import tensorflow as tf
 
 import sat_tf
-from sat_tf.exact.kernels import functions
+from sat_tf.exact.kernels import functions, kernel_sets
 from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, interpolated
 from sat_tf.exact.kernels.functions import Grids
-from sat_tf.exact.kernels.kernel_sets import (
-    ARM,
-    ARM_UNFUSED,
-    BUILTIN_ARM,
-    BUILTIN_X86,
-    KERNEL_SETS,
-    MICRO,
-    REFERENCE,
-    X86,
-)
+from sat_tf.exact.kernels.kernel_sets import BUILTIN_ARM, BUILTIN_X86, KERNEL_SETS, REFERENCE, X86
 from sat_tf.exact.operations.graph import Graph, simulate
-from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.native import FIXED_GRIDS, PROBABILITIES, Softmax
-from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pools import Mean, ResizeBilinear
-from sat_tf.exact.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.exact.operations.native import FIXED_GRIDS
+from sat_tf.exact.operations.pools import ResizeBilinear
 from sat_tf.exact.operations.tabled import table_of
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
+from sat_tf.exact.tflite.tensors import Codes
+from tests.exact.foreign.one_operator import chained
 from tests.export import zoo
-from tests.export.proofs import assert_simulated, own_count
-
-RUNTIMES = ("builtin", "reference")
-
-
-def of_codes(
-    shape: tuple[int, ...], codes: Codes, *made: tuple[Operation, tuple[int, ...], Codes]
-) -> bytes:
-    """A file of operations on its input "a", which has codes."""
-    image = Image("image", shape, codes.scale, codes.zero_point, type="int8")
-    tensors = {"a": Tensor("a", shape, codes)}
-    operations: list[Operation] = [ShiftImage(("image",), "a")]
-    outputs = []
-    for operation, made_shape, made_codes in made:
-        tensors[operation.output] = Tensor(operation.output, made_shape, made_codes)
-        real = f"{operation.output}_real"
-        tensors[real] = Tensor(real, made_shape, None)
-        operations += [operation, Dequantize((operation.output,), real)]
-        outputs.append(real)
-    graph = Graph("made", tensors, tuple(operations), (image,), outputs[0], (), {}, (*outputs[1:],))
-    return serialize(graph, {})
-
-
-def _scale(rng: np.random.Generator) -> np.float32:
-    """One of those that make ties, and any other."""
-    exponent, odd = rng.integers(-6, 1), rng.integers(1, 300)
-    return np.float32(rng.choice([2.0**exponent, 1 / odd, rng.random()]))
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("shape", [(7, 7, 37), (1, 1, 16), (3, 5, 33), (8, 8, 9)])
-def test_means_are_those_of_the_kernels(runtime, shape):
-    rng = np.random.default_rng(7)
-    made = []
-    for index in range(16):
-        keep = bool(index % 2)
-        ratio = rng.choice([0.25, 0.5, 1.0, 2.0, rng.uniform(0.25, 2.0)])
-        codes = Codes(np.float32(0.3 * ratio), int(rng.choice([-128, 0, 17])))
-        made_shape = (1, 1, shape[-1])[-1 - 2 * keep :]
-        made.append((Mean(("a",), f"mean_{index}", keep), made_shape, codes))
-    for zero_point in (-128, 5):
-        content = of_codes(shape, Codes(np.float32(0.3), zero_point), *made)
-        base = rng.integers(-128, 128, (8, 1, 1, shape[-1]))
-        images = np.clip(base + rng.integers(-60, 60, (8, *shape)), -128, 127).astype(np.int8)
-        compared, differing = own_count(content, images, runtime)
-        assert compared == 8 * (np.prod(shape) + 16 * shape[-1])
-        assert differing == 0
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_float_values_become_the_codes_of_the_kernels(runtime):
-    rng = np.random.default_rng(3)
-    count, names = 1003, [f"codes_{index}" for index in range(8)]
-    scales = [_scale(rng) for _ in names]
-    tensors, operations = {}, []
-    for name, scale in zip(names, scales, strict=True):
-        tensors[name] = Tensor(name, (count,), Codes(scale, 3))
-        tensors[f"{name}_real"] = Tensor(f"{name}_real", (count,), None)
-        operations += [Quantize(("a",), name), Dequantize((name,), f"{name}_real")]
-    image = Image("a", (count,), np.float32(1.0), type="float32")
-    first, *more = (f"{name}_real" for name in names)
-    graph = Graph("made", tensors, (*operations,), (image,), first, more_outputs=(*more,))
-    halves = rng.integers(-300, 300, (2, count)) * np.float32(0.5) * np.float32(scales[0])
-    assert own_count(serialize(graph, {}), halves.astype(np.float32), runtime)[1] == 0
+from tests.export.proofs import own_count
 
 
 @pytest.fixture(scope="module", params=["preactivation", "bottleneck"])
@@ -103,37 +30,28 @@ def packed(request, tmp_path_factory) -> tuple[bytes, np.ndarray]:
     return path.read_bytes(), zoo.images_for(model)
 
 
-def test_packed_files_have_the_codes_of_the_kernels(packed):
-    # The reference kernels have no depthwise convolution of 4 bits.
-    compared, differing = own_count(*packed, "builtin")
-    assert compared > 1000
-    assert differing == 0
-
-
 def test_the_table_names_every_set_once():
     assert [KERNEL_SETS[name].name for name in KERNEL_SETS] == list(KERNEL_SETS)
     assert len({kernels.title for kernels in KERNEL_SETS.values()}) == len(KERNEL_SETS)
 
 
 def test_kernels_that_xnnpack_leaves_convolutions_to_differ_by_processor(packed):
+    # The reference kernels have no depthwise convolution of 4 bits.
+    compared, differing = own_count(*packed, "builtin")
+    assert differing == 0 < 1000 < compared
     content, images = packed
     graph = read_graph(content, "packed.tflite")
     left = [op.is_builtin for op in graph.operations if isinstance(op, Linear)]
     assert any(left)
-    found = [simulate(graph.on(one), images) for one in (BUILTIN_X86, BUILTIN_ARM, REFERENCE)]
-    x86, *others = found
+    kernels = BUILTIN_X86, BUILTIN_ARM, REFERENCE
+    x86, *others = (simulate(graph.on(one), images) for one in kernels)
     for other in others:
         assert any(np.any(x86[name] != other[name]) for name in graph.integer_tensors)
 
 
 CODES = Codes(np.float32(0.1), 9)
-LITERT = ("xnnpack", "builtin", "reference")
 PLACES = ({}, {"half_pixel_centers": False}, {"half_pixel_centers": False, "align_corners": True})
 SHAPE = (5, 6, 9)
-
-
-def images(shape, count=8):
-    return np.random.default_rng(2).integers(-128, 128, (count, *shape)).astype(np.int8)
 
 
 @pytest.mark.parametrize("places", PLACES)
@@ -146,12 +64,15 @@ def test_float_values_between_pixels_are_those_of_tensorflow_to_the_last_bit(siz
     np.testing.assert_array_equal(interpolated(values, *grids), expected)
 
 
+def resized(shape: tuple[int, ...], *size: int, **places: bool) -> Graph:
+    operation, made = ResizeBilinear(("x",), "y", size, **places), (*size, shape[-1])
+    return chained(shape, CODES, (operation, made, CODES))
+
+
 def test_a_file_tells_that_xnnpack_resizes_alike_on_all_processors():
-    operation = ResizeBilinear(("a",), "y", (10, 12))
-    content = of_codes(SHAPE, CODES, (operation, (10, 12, SHAPE[-1]), CODES))
-    found = operation.portability(read_graph(content, "file"))
-    assert found.holds
-    assert found.inputs == 22
+    graph = resized(SHAPE, 10, 12)
+    found = graph.operations[1].portability(graph)
+    assert (found.holds, found.inputs) == (True, 22)
 
 
 def test_a_place_on_a_pixel_is_one_place_whichever_neighbour_has_all_the_weight():
@@ -162,14 +83,12 @@ def test_a_place_on_a_pixel_is_one_place_whichever_neighbour_has_all_the_weight(
 
 
 def test_places_of_rounded_steps_that_lie_beyond_the_image_are_told():
-    operation = ResizeBilinear(("a",), "y", (5, 110), half_pixel_centers=False)
-    content = of_codes((5, 2, 1), CODES, (operation, (5, 110, 1), CODES))
-    graph = read_graph(content, "file")
-    for kernels in (BUILTIN_X86, REFERENCE, MICRO):
+    graph = resized((5, 2, 1), 5, 110, half_pixel_centers=False)
+    for kernels in (BUILTIN_X86, REFERENCE, kernel_sets.MICRO):
         assert "beyond images of 2 pixels that become 110" in graph.ends_process(kernels)
     assert graph.ends_process(X86) is None
     # The last place is the last one that the builtin kernels' simulation reads.
-    simulate(graph.on(REFERENCE), images((5, 2, 1)))
+    simulate(graph.on(REFERENCE), np.arange(10, dtype=np.uint8).reshape(1, 5, 2, 1))
 
 
 def rows(classes: int, count: int = 100) -> np.ndarray:
@@ -177,15 +96,6 @@ def rows(classes: int, count: int = 100) -> np.ndarray:
     spread, middle = rng.choice([4, 20, 128], (count, 1)), rng.integers(-60, 60, (count, 1))
     values = middle + spread * rng.uniform(-1, 1, (count, classes))
     return np.clip(values, -128, 127).astype(np.int8)
-
-
-@pytest.mark.parametrize("runtime", LITERT)
-@pytest.mark.parametrize("classes", [2, 17, 100])
-@pytest.mark.parametrize("scale", [0.003, 0.0625, 0.31, 1.7])
-def test_probabilities_are_those_of_the_kernels(scale, classes, runtime):
-    made = Softmax(("a",), "p"), (classes,), PROBABILITIES
-    content = of_codes((classes,), Codes(np.float32(scale), 9), made)
-    assert_simulated(content, "p", rows(classes), runtime)
 
 
 @pytest.mark.parametrize("kernels", [X86, BUILTIN_ARM, REFERENCE], ids=lambda one: one.name)
@@ -251,8 +161,10 @@ def test_vectors_of_arm_round_negative_halves_of_a_hard_swish_up():
     away = functions.hard_swish(codes, Grids(EIGHTH, EIGHTH / 2))
     up = functions.hard_swish_of_arm(codes, Grids(EIGHTH, EIGHTH / 2))
     assert set((up - away).tolist()) <= {0, 1}
-    assert BUILTIN_ARM.hard_swish is ARM.hard_swish is ARM_UNFUSED.hard_swish
-    assert BUILTIN_X86.hard_swish is X86.hard_swish is REFERENCE.hard_swish
+    for_arm = BUILTIN_ARM, kernel_sets.ARM, kernel_sets.ARM_UNFUSED
+    assert {kernels.hard_swish for kernels in for_arm} == {functions.hard_swish_of_arm}
+    others = {kernels.hard_swish for kernels in (BUILTIN_X86, X86, REFERENCE)}
+    assert others == {functions.hard_swish}
 
 
 def test_a_leaky_rectifier_of_xnnpack_has_8_bits_behind_the_point():

@@ -1,6 +1,6 @@
 """Models that are half integer and half float: who writes which part, and what is proved of it."""
 
-import pathlib
+import functools
 import types
 from collections.abc import Callable
 
@@ -19,19 +19,9 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.messages import reason_of
 from sat_tf.qat.policy import BitPolicy
+from tests.export import zoo
 from tests.export.proofs import proved
-from tests.export.zoo import (
-    Dense,
-    ReLU,
-    Specimen,
-    block,
-    chain,
-    convolution,
-    head,
-    images_for,
-    layers,
-    normalization,
-)
+from tests.export.zoo import Dense, ReLU, Specimen, convolution, images_for, layers
 
 POLICY = BitPolicy.mobile(4, unsupported="float", input_range=(0, 255))
 
@@ -42,12 +32,9 @@ def _unknown(layer_class: type) -> type:
     return keras.utils.register_keras_serializable(package="tests")(subclass)
 
 
-UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescaling = map(
-    _unknown,
-    (
-        *(layers.UpSampling2D, layers.LeakyReLU, layers.Subtract, layers.Multiply, layers.Conv2D),
-        *(layers.Activation, layers.Dense, layers.Rescaling),
-    ),
+_NAMES = "UpSampling2D LeakyReLU Subtract Multiply Conv2D Activation Dense Rescaling"
+UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescaling = (
+    _unknown(getattr(layers, name)) for name in _NAMES.split()
 )
 
 
@@ -68,77 +55,70 @@ class Jitter(layers.Layer):
         return tensor + tf.random.normal(tf.shape(tensor)) if training else tensor
 
 
-def of_pictures(*made, channels=3) -> Callable[[], keras.Model]:
-    """A function that makes a model of what functions make, behind each other."""
-    return lambda: chain((8, 8, channels), *(layer for make in made for layer in make()))
+# Layers by their names, which are left float but for the last.
+NAMED: dict[str, Callable[..., keras.layers.Layer]] = {
+    "up": functools.partial(UpSampling2D, interpolation="bilinear"),  # a resized image
+    "leaky": LeakyReLU,  # an activation that is no rectifier
+    "scale": functools.partial(Rescaling, 1 / 127.5, -1.0),
+    "groups": functools.partial(Conv2D, 8, 3, groups=2),
+    "swish": functools.partial(Activation, "swish"),
+    "sigmoid": functools.partial(layers.Activation, "sigmoid"),
+    "swap": Swapped,
+    **dict.fromkeys(("flip", "noise", "shake"), Jitter),
+    # A Dense layer that asks for the batch size, of which LiteRT makes scalars.
+    "pixels": functools.partial(Pixels, 6, activation="swish"),
+    # Its operators, where the batch is free, LiteRT refuses.
+    "normalized": functools.partial(layers.GroupNormalization, 2),
+    "wide": functools.partial(convolution, 5),
+}
+
+
+def of_pictures(text: str, channels: int = 3) -> Callable[[], keras.Model]:
+    """A function that makes a model of words: `NAMED`, and sizes of convolutions, of "c" alone."""
+
+    def build() -> keras.Model:
+        made: list[layers.Layer] = []
+        for word in text.split():
+            sizes = map(int, word.lstrip("c").split(",")) if word[-1].isdigit() else ()
+            if word in NAMED:
+                made.append(NAMED[word](name=word))
+            elif word in ("zoo.head", "flat"):
+                made += zoo.head() if word == "zoo.head" else zoo.flat_head()
+            else:
+                made += [convolution(*sizes)] if word[0] == "c" else zoo.block(convolution(*sizes))
+        return zoo.chain((8, 8, channels), *made)
+
+    return build
 
 
 def two_inputs() -> keras.Model:
     """A layer whose inputs are not interchangeable, and one behind it."""
     image = layers.Input((8, 8, 3))
-    x = ReLU()(normalization()(convolution(6)(image)))
+    x = ReLU()(zoo.normalization()(convolution(6)(image)))
     y = Subtract(name="subtract")([convolution(6)(x), x])
     y = Multiply(name="multiply")([y, x])
     return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(y)))
 
 
-def _block(*sizes: int) -> Callable[[], list[layers.Layer]]:
-    return lambda: block(convolution(*sizes))
-
-
-# A layer whose operators, where the batch is free, LiteRT refuses.
-normalized_in_groups = of_pictures(
-    _block(6), lambda: [layers.GroupNormalization(2, name="groups")], _block(4), head
-)
-HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
-    # A resized image, and an activation that is no rectifier.
-    "upsampled": (
-        of_pictures(
-            _block(8),
-            lambda: [UpSampling2D(interpolation="bilinear", name="up")],
-            _block(6),
-            lambda: [LeakyReLU(name="leaky")],
-            _block(5, 1),
-            head,
-        ),
-        ["up", "leaky"],
-    ),
-    "two_inputs": (two_inputs, ["subtract", "multiply"]),
-    "scaled_image": (
-        of_pictures(lambda: [Rescaling(1 / 127.5, -1.0, name="scale")], _block(8), head),
-        ["scale"],
-    ),
-    "grouped": (
-        of_pictures(
-            _block(8),
-            lambda: [Conv2D(8, 3, groups=2, name="groups"), Activation("swish", name="swish")],
-            lambda: [convolution(4), layers.Flatten(), Dense(3)],
-            channels=4,
-        ),
-        ["groups", "swish"],
-    ),
-    "sigmoid_at_the_end": (
-        of_pictures(_block(8), head, lambda: [layers.Activation("sigmoid", name="end")]),
-        ["end"],
-    ),
-    "several_outputs": (
-        of_pictures(_block(6), lambda: [Swapped(name="swap"), convolution(4)], head),
-        ["swap"],
-    ),
+WORDS = {
+    "upsampled": "8 up 6 leaky 5,1 zoo.head",
+    "scaled_image": "scale 8 zoo.head",
+    "grouped": "8 groups swish c4 flat",
+    "sigmoid_at_the_end": "8 zoo.head sigmoid",
+    "several_outputs": "6 swap c4 zoo.head",
     # Layers of which no operator is left, at the image, inside and at the end.
-    "nothing_in_inference": (
-        of_pictures(
-            lambda: [Jitter(name="flip")],
-            *(_block(6), lambda: [Jitter(name="noise")], _block(4)),
-            *(head, lambda: [Jitter(name="end")]),
-        ),
-        ["flip", "noise", "end"],
-    ),
-    # A Dense layer that asks for the batch size, of which LiteRT makes scalars.
-    "tensors_without_axes": (
-        of_pictures(_block(6), lambda: [Pixels(6, activation="swish", name="pixels")], head),
-        ["pixels"],
-    ),
+    "nothing_in_inference": "flip 6 noise 4 zoo.head shake",
+    "tensors_without_axes": "6 pixels zoo.head",
+}
+HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
+    "two_inputs": (two_inputs, ["subtract", "multiply"]),
+    **{
+        name: (
+            of_pictures(words, channels=4 if name == "grouped" else 3),
+            [word for word in words.split() if word in NAMED],
+        )
+        for name, words in WORDS.items()
+    },
 }
 
 
@@ -163,10 +143,7 @@ def test_every_integer_around_a_float_layer_is_certified_with_and_without_its_mo
     assert alone.codes == certificate.codes
     assert {t.name for t in certificate.tensors} == set(half.report.certified)
     assert certificate.agreement > 0.9
-
-
-@pytest.mark.thorough
-def test_a_float_layer_computes_what_keras_computes(half):
+    # A float layer computes what Keras computes.
     graph = with_own_names(deployed_graph(Network(half.model)))
     runtime = Runtime(half.path.read_bytes(), keep_tensors=True)
     runtime.run(half.images)
@@ -179,20 +156,15 @@ def test_a_float_layer_computes_what_keras_computes(half):
 
 
 @pytest.mark.thorough
-def test_the_export_leaves_the_model_as_it_is(half, path):
+def test_the_export_changes_no_model_and_the_converter_carries_float_layers(half, path):
     calls = {layer.name: len(layer.inbound_nodes) for layer in half.model.layers}
     again = sat_tf.export_tflite(half.model, path)
     assert half.path.read_bytes() == path.read_bytes()
     assert calls == {layer.name: len(layer.inbound_nodes) for layer in half.model.layers}
     for name in half.report.float_layers:
         assert any(name in warning for warning in again.warnings)
-
-
-@pytest.mark.thorough
-def test_the_converter_carries_float_layers_too(half, path):
     report = sat_tf.export_tflite(half.model, path, route="converter")
-    assert report.float_layers == half.report.float_layers
-    assert report.certified == []
+    assert (report.float_layers, report.certified) == (half.report.float_layers, [])
     assert any("not certified" in warning for warning in report.warnings)
     output = Runtime(path.read_bytes(), keep_tensors=False).run(half.images)
     assert np.all(np.isfinite(output))
@@ -200,11 +172,11 @@ def test_the_converter_carries_float_layers_too(half, path):
 
 @pytest.mark.essential
 def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tmp_path):
-    model = Specimen(of_pictures(_block(8), head)).quantized()
+    model = Specimen(of_pictures("8 zoo.head")).quantized()
     images = images_for(model)
     outputs = []
     for route in ("direct", "converter"):
-        path: pathlib.Path = tmp_path / f"{route}.tflite"
+        path = tmp_path / f"{route}.tflite"
         report = sat_tf.export_tflite(model, path, route=route)
         assert report.route == route
         outputs.append(Runtime(path.read_bytes(), keep_tensors=False).run(images))
@@ -233,9 +205,9 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
 
 def two_branches() -> keras.Model:
     image = layers.Input((9, 8, 3))
-    x = ReLU(6.0)(normalization()(convolution(6, strides=2)(image)))
-    x = ReLU()(normalization()(layers.DepthwiseConv2D(3, depth_multiplier=2)(x)))
-    y = normalization()(convolution(12, 1, dilation_rate=2)(x))
+    x = ReLU(6.0)(zoo.normalization()(convolution(6, strides=2)(image)))
+    x = ReLU()(zoo.normalization()(layers.DepthwiseConv2D(3, depth_multiplier=2)(x)))
+    y = zoo.normalization()(convolution(12, 1, dilation_rate=2)(x))
     x = layers.Add()([layers.MaxPooling2D(1)(x), y])
     branches = layers.Conv2D(4, 1, activation="relu")(x), layers.AveragePooling2D(1)(x)
     x = layers.Concatenate()([*branches])
@@ -244,19 +216,18 @@ def two_branches() -> keras.Model:
 
 def test_activations_of_one_layer_may_be_float(path):
     policy = BitPolicy.mobile(4, overrides={"wide": {"activation_bits": None}})
-    build = of_pictures(_block(8), lambda: [convolution(5, name="wide")], _block(4), head)
-    model = Specimen(build, policy).quantized()
+    model = Specimen(of_pictures("8 wide 4 zoo.head"), policy).quantized()
     _, certificate = proved(model, path)
     assert any("CONV_2D" in operator for operator in certificate.float_operators)
 
 
 @pytest.mark.thorough
-def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
-    model = Specimen(normalized_in_groups, POLICY).quantized()
-    path, images = tmp_path / "model.tflite", images_for(model)
+def test_a_layer_whose_operators_take_one_image_is_named_and_proved(path):
+    model = Specimen(of_pictures("6 normalized 4 zoo.head"), POLICY).quantized()
+    images = images_for(model)
     report = sat_tf.export_tflite(model, path)
-    assert report.float_layers == ["groups"]
-    assert any("groups: " in text and "one image at a time" in text for text in report.warnings)
+    assert report.float_layers == ["normalized"]
+    assert any("normalized: " in text and "one image at a time" in text for text in report.warnings)
     for certificate in (sat_tf.verify_tflite(model, path, images), verify_file(path, images)):
         assert certificate.codes_differing == 0
         assert certificate.agreement > 0.8  # a random network of 4 bits

@@ -22,25 +22,24 @@ from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBili
 from sat_tf.exact.operations.tabled import Computed, Moved, Reshape, joined, moved, sloped
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.tensors import Codes, Tensor, Window
 from sat_tf.exact.tflite.writer import Operator
 from sat_tf.export.converter_route import ON_REALS, keras_of_graph
 from sat_tf.export.lowering.float_layer import FloatLayer, run_converter
 from tests.exact.foreign import make
+from tests.exact.foreign.one_operator import chained
 
 SHAPE = (4, 4, 4)
 SCALE = np.float32(1.0 / 64.0)
 CODES = Codes(SCALE, 0)
-IMAGE = Image("image", SHAPE, SCALE, 128)
-_X, _Y = ("x",), "y"
-_NONE = {"x": 0, "y": 0}  # codes that differ, by tensor
+_X, _Y = ("x",), ("y",)
 _WINDOW, _DILATED = Window((2, 2), "SAME"), Window((1, 1), "SAME", (2, 2))
 
 
 def _linear(kind: LinearKind, kernel: np.ndarray, **settings) -> Linear:
     channels = kernel.shape[-1] if kind is LinearKind.DEPTHWISE else len(kernel)
     scales, bias = np.linspace(0.01, 0.02, channels).astype(np.float32), np.arange(channels)
-    return Linear(_X, _Y, kind=kind, kernel=kernel, scales=scales, bias=bias, **settings)
+    return Linear(_X, "y", kind=kind, kernel=kernel, scales=scales, bias=bias, **settings)
 
 
 _KERNEL = np.arange(-72, 72).reshape(4, 3, 3, 4)
@@ -65,23 +64,23 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (_linear(LinearKind.TRANSPOSED, _KERNEL, window=_WINDOW), (8, 8, 4)),
     (_linear(LinearKind.TRANSPOSED, _KERNEL, window=Window((3, 2), more=(2, 1))), (14, 10, 4)),
     (_linear(LinearKind.CONVOLUTION, _KERNEL, window=_DILATED), SHAPE),
-    (Pair(_X, _Y, Pointwise.SUM, Constant(_MAP, CODES)), SHAPE),
-    *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in Pointwise),
-    (Mean(_X, _Y), (4,)),
-    (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
-    (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
-    (ResizeBilinear(_X, _Y, (7, 8)), (7, 8, 4)),
-    (joined(("x", "x"), _Y, 2), (4, 4, 8)),
-    *((moved(name, "x", _Y, SHAPE, *arguments), shape) for name, arguments, shape in MOVED),
-    (Reshape(_X, _Y), (16, 4)),
-    (quantize.Requantize(_X, _Y), SHAPE),
-    (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
-    (sloped("x", _Y, np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
+    (Pair(_X, "y", Pointwise.SUM, Constant(_MAP, CODES)), SHAPE),
+    *((Pair(("x", "x"), "y", kind), SHAPE) for kind in Pointwise),
+    (Mean(_X, "y"), (4,)),
+    (MaxPool(_X, "y", (2, 2), _WINDOW), (2, 2, 4)),
+    (AveragePool(_X, "y", (3, 3), _WINDOW), (2, 2, 4)),
+    (ResizeBilinear(_X, "y", (7, 8)), (7, 8, 4)),
+    (joined(("x", "x"), "y", 2), (4, 4, 8)),
+    *((moved(name, "x", "y", SHAPE, *arguments), shape) for name, arguments, shape in MOVED),
+    (Reshape(_X, "y"), (16, 4)),
+    (quantize.Requantize(_X, "y"), SHAPE),
+    (Lookup(_X, "y", np.arange(127, -129, -1).astype(np.int8)), SHAPE),
+    (sloped("x", "y", np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
 ]
 # Functions of one value by operators of their own, which fix the grid of some.
 _SETTINGS = {"alpha": 0.25, "approximate": True}
 NATIVES = [
-    Computed(_X, _Y, name, options={option: _SETTINGS[option] for option in row.options})
+    Computed(_X, "y", name, options={option: _SETTINGS[option] for option in row.options})
     for name, row in NATIVE.items()
 ]
 # These make or read float values.
@@ -93,38 +92,26 @@ ON_FLOATS: list[Operation] = [
 
 def graph_of(operation: Operation, shape: tuple[int, ...], codes: Codes = CODES) -> Graph:
     """Pixels, an operation of their codes, and its result in float."""
-    rows = ("x", SHAPE, CODES), ("y", shape, codes), ("out", shape, None)
-    ends = quantize.ShiftImage(("image",), "x"), quantize.Dequantize(("y",), "out")
-    tensors = {row[0]: Tensor(*row) for row in rows}
-    return Graph("net", tensors, (ends[0], operation, ends[1]), (IMAGE,), "out")
+    end = quantize.Dequantize(_Y, "out"), shape, None
+    return chained(SHAPE, CODES, (operation, shape, codes), end)
 
 
 def float_graph_of(operation: Operation) -> Graph:
     """Pixels, their real values, an operation of these, and its codes."""
-    real = {name: Tensor(name, SHAPE, None) for name in ("real", "z", "out")}
-    tensors = {"x": Tensor("x", SHAPE, CODES), **real, "y": Tensor("y", SHAPE, CODES)}
-    operations = (
-        quantize.ShiftImage(("image",), "x"),
-        quantize.Dequantize(("x",), "real"),
-        operation,
-        quantize.Quantize(("z",), "y"),
-        quantize.Dequantize(("y",), "out"),
+    reals = (quantize.Dequantize(_X, "real"), SHAPE, None), (operation, SHAPE, None)
+    ends = (
+        (quantize.Quantize(("z",), "y"), SHAPE, CODES),
+        (quantize.Dequantize(_Y, "out"), SHAPE, None),
     )
-    return Graph("net", tensors, operations, (IMAGE,), "out")
-
-
-def unsigned_graph() -> Graph:
-    """Pixels, and their codes as uint8."""
-    tensors = {"x": Tensor("x", SHAPE, CODES), "y": Tensor("y", SHAPE, CODES.unsigned())}
-    operations = (quantize.ShiftImage(("image",), "x"), quantize.ShiftOutput(_X, _Y))
-    return Graph("net", tensors, operations, (IMAGE,), "y")
+    return chained(SHAPE, CODES, *reals, *ends)
 
 
 GRAPHS = [
     *(graph_of(*row) for row in ON_CODES),
     *(graph_of(native, SHAPE, FIXED_GRIDS.get(native.name, CODES)) for native in NATIVES),
     *map(float_graph_of, ON_FLOATS),
-    unsigned_graph(),
+    # Pixels, and their codes as uint8.
+    chained(SHAPE, CODES, (quantize.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
 ]
 
 
@@ -135,6 +122,15 @@ def _name(graph: Graph) -> str:
 
 def _pixels(count: int = 8) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, *SHAPE)).astype(np.uint8)
+
+
+def _differing(graph: Graph, runtime: str, pixels: np.ndarray) -> dict[str, int]:
+    """How many codes differ, by tensor."""
+    counter = RuntimeCounter(graph, serialize(graph, {}), runtime)
+    for batch in batches(pixels, graph):
+        counter.run(batch)
+        counter.count(simulate(graph, batch))
+    return {name: count.codes_differing for name, count in counter._tensors.items()}
 
 
 def test_every_operation_of_the_table_has_an_example_here():
@@ -157,11 +153,7 @@ def test_every_operation_gives_one_result_in_numpy_and_litert(graph):
     for count in (0, 8):
         for name, array in simulate(graph, _pixels(count)).items():
             assert array.shape == (count, *graph.tensors[name].shape)
-    counter = RuntimeCounter(graph, serialize(graph, {}), "xnnpack")
-    for batch in batches(_pixels(), graph):
-        counter.run(batch)
-        counter.count(simulate(graph, batch))
-    assert {name: count.codes_differing for name, count in counter._tensors.items()} == _NONE
+    assert _differing(graph, "xnnpack", _pixels()) == {"x": 0, "y": 0}
 
 
 def test_every_operation_that_layers_become_has_a_row_on_real_values():
@@ -182,25 +174,21 @@ def test_every_row_on_real_values_is_at_most_a_code_from_the_simulation(graph):
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=_name)
-def test_every_operation_is_read_back_as_it_was_written(graph):
-    content = serialize(graph, {})
+def test_every_operation_is_read_back_as_it_was_written_and_told_in_words_and_bytes(graph):
+    content, operations = serialize(graph, {}), graph.operations
     found = read_graph(content, "net")
-    assert [type(op) for op in found.operations] == [type(op) for op in graph.operations]
+    assert [type(op) for op in found.operations] == [type(op) for op in operations]
     assert serialize(found, {}) == content
-    names = [name for operation in graph.operations for name in operation.operators]
+    names = [name for operation in operations for name in operation.operators]
     assert names == [operator.name for operator in read_contents(content, "net").operators]
-
-
-@pytest.mark.parametrize("graph", GRAPHS, ids=_name)
-def test_every_operation_is_told_in_words_and_bytes(graph):
     printed = str(graph)
-    for operation in graph.operations:
+    for operation in operations:
         assert operation.title(graph) in printed
         assert operation.output in printed
         own, shared = (operation.constant_bytes(shares_kernel=each) for each in (False, True))
         assert own >= shared
-    assert f"{len(graph.operations)} operations, {len(graph.integer_tensors)} integer" in printed
-    adds = sum(operation.multiply_adds(graph) for operation in graph.operations)
+    assert f"{len(operations)} operations, {len(graph.integer_tensors)} integer" in printed
+    adds = sum(operation.multiply_adds(graph) for operation in operations)
     assert f"{adds:,} multiply-adds an image" in printed
 
 
@@ -232,21 +220,21 @@ def positive(monkeypatch) -> Graph:
     return graph_of(Positive(("x",), "y"), SHAPE)
 
 
-def test_a_new_operation_needs_its_class_and_a_row(positive):
+def test_a_new_operation_needs_its_class_and_a_row(positive, monkeypatch):
     pixels = np.arange(256, dtype=np.uint8).reshape(4, *SHAPE)
     expected = simulate(positive, pixels)
     assert set(np.unique(expected["y"])) == set(range(128))
-    content = serialize(positive, {})
     for runtime in RUNTIMES:
-        counter = RuntimeCounter(positive, content, runtime)
-        counter.run(pixels)
-        counter.count(expected)
-        assert {name: count.codes_differing for name, count in counter._tensors.items()} == _NONE
+        assert _differing(positive, runtime, pixels) == {"x": 0, "y": 0}
+    content = serialize(positive, {})
     again = read_graph(content, "net")
     assert again.operations == positive.operations
     np.testing.assert_array_equal(simulate(again, pixels)["y"], expected["y"])
     assert "RELU" in str(positive)
     assert positive.operations[1].operators == ("RELU",)
+    monkeypatch.setattr(graph_file, "OPERATIONS", graph_file.OPERATIONS[:-1])
+    with pytest.raises(ValueError, match=r"operator 1, RELU .*: not an operator of sat-tf"):
+        read_graph(content, "net")
 
 
 def test_a_new_operation_is_converted_with_a_row_on_real_values(positive, monkeypatch):
@@ -256,13 +244,6 @@ def test_a_new_operation_is_converted_with_a_row_on_real_values(positive, monkey
     model = tfl.ModelT.InitFromPackedBuf(run_converter(converter), 0)
     codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
     assert tfl.BuiltinOperator.RELU in codes
-
-
-def test_without_its_row_nobody_reads_it(positive, monkeypatch):
-    content = serialize(positive, {})
-    monkeypatch.setattr(graph_file, "OPERATIONS", graph_file.OPERATIONS[:-1])
-    with pytest.raises(ValueError, match=r"operator 1, RELU .*: not an operator of sat-tf"):
-        read_graph(content, "net")
 
 
 def test_sums_beyond_float32_are_exact():

@@ -124,23 +124,18 @@ def test_lines_of_a_file_of_labels_end_at_line_breaks_alone():
     assert _labels(written.append_archive(b"any file", labels)) == ["a"]
 
 
-def test_the_same_words_give_the_same_file(model, content, path):
-    sat_tf.export_tflite(model, path, labels=iter(LABELS), description=DESCRIPTION)
-    assert path.read_bytes() == content
-
-
-def test_words_change_nothing_that_is_computed(model, content, tmp_path):
+def test_words_change_no_result_and_the_same_ones_give_the_same_file(model, content, tmp_path):
     plain, named = tmp_path / "plain.tflite", tmp_path / "named.tflite"
     sat_tf.export_tflite(model, plain)
-    named.write_bytes(content)
+    sat_tf.export_tflite(model, named, labels=iter(LABELS), description=DESCRIPTION)
+    assert named.read_bytes() == content
     images = images_for(model, 3)
-    contents = [path.read_bytes() for path in (plain, named)]
-    np.testing.assert_array_equal(
-        *(Runtime(each, keep_tensors=False).run(images) for each in contents)
+    outputs = (
+        Runtime(path.read_bytes(), keep_tensors=False).run(images) for path in (plain, named)
     )
+    np.testing.assert_array_equal(*outputs)
     found = sat_tf.verify_tflite(model, named, images)
-    assert found.codes_differing == 0
-    assert found.bytes == len(content)
+    assert (found.codes_differing, found.bytes) == (0, len(content))
 
 
 @pytest.mark.parametrize("words", [{}, {"description": DESCRIPTION}])
@@ -178,7 +173,7 @@ def test_preprocessing_is_that_of_pictures(model, tmp_path):
         assert "expected uint8 pictures of 1 or 3 channels" in problem
 
 
-def test_only_pictures_have_a_color_space(model):
+def test_only_pictures_have_a_color_space_and_codes_are_described_by_what_they_are_worth(model):
     graph = deployed_graph(Network(model))
     for shape, space in (((8, 8, 1), 2), ((8, 8, 3), 1), ((8, 8, 4), None), ((8,), None)):
         changed = dataclasses.replace(graph.images[0], shape=shape)
@@ -188,10 +183,7 @@ def test_only_pictures_have_a_color_space(model):
         assert image.has(3) == (space is not None)
         if space:
             assert image.child(3).child(1).number(0) == space
-
-
-def test_codes_of_an_output_are_described_by_what_they_are_worth(model):
-    graph = with_output_type(deployed_graph(Network(model)), "uint8")
+    graph = with_output_type(graph, "uint8")
     codes = graph.codes(graph.output)
     content = encode(Metadata("Text."), graph.name, graph.images[0], graph.tensors[graph.output])
     (subgraph,) = Reader(content).children(3)

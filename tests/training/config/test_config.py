@@ -180,31 +180,6 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        "9" * 100_000,
-        "-0x" + "f" * 5_000,
-        "0b" + "1" * 100_000,
-        "0" + "7" * 100_000,
-        "1" + ":59" * 30_000,
-        "!!int " + "9" * 5_000,
-        str(2**63),
-        str(-(2**63) - 1),
-        "0x8000_0000_0000_0000",
-    ],
-    ids=["decimal", "hexadecimal", "binary", "octal", "sexagesimal", "tagged", "+", "-", "one bit"],
-)
-@pytest.mark.parametrize("key", ["seed", "policy.weight_bits", "policy.overrides.a.weight_bits"])
-def test_integers_of_more_than_64_bits_are_refused(number, key):
-    with pytest.raises(RunError, match="an integer, expected one of 64 bits at most"):
-        parse_config(SMALLEST, [f"{key}={number}"])
-    with pytest.raises(RunError, match=r"not valid YAML; line 1, column 7: received an integer"):
-        parse_config(f"seed: {number}")
-    with pytest.raises(RunError, match="an integer, expected one of 64 bits at most"):
-        parse_config(f"{{? {number} : value}}")
-
-
-@pytest.mark.parametrize(
     ("text", "value"),
     [
         (str(2**63 - 1), 2**63 - 1),

@@ -23,16 +23,15 @@ from tests.training.data.contract import pieces
 # -- arrays as a source ----------------------------------------------------------------------------
 
 
-def noise(train, test):
-    generator, arrays = np.random.RandomState(0), {}
-    for part, count in (("train", train), ("test", test)):
-        images = generator.randint(0, 256, (count, 8, 8, 3)).astype(np.uint8)
-        arrays |= {f"{part}_images": images, f"{part}_labels": np.arange(count, dtype=np.int32)}
-    # A class may lack images.
-    return ImageSet(name="noise", num_classes=max(train, test) + 30, **arrays)
+PIXELS = np.random.RandomState(0).randint(0, 256, (115, 8, 8, 3)).astype(np.uint8)
+LABELS = np.arange(70, dtype=np.int32)
+PARTS = {"train_images": PIXELS[:70], "test_images": PIXELS[70:]}
+# A class may lack images.
+IMAGES = ImageSet(
+    name="noise", num_classes=100, train_labels=LABELS, test_labels=LABELS[:45], **PARTS
+)
 
 
-IMAGES = noise(train=70, test=45)
 PLAIN = ArraySource(IMAGES)
 SHIFTED = ArraySource(IMAGES, shift_pixels=2)
 
@@ -102,14 +101,11 @@ def test_a_shift_depends_on_seed_epoch_and_image_alone():
     assert not np.array_equal(by_size[0], IMAGES.train_images)
 
 
-def test_a_sample_of_training_images_is_drawn_by_its_seed_without_shifts():
+def test_samples_are_without_shifts_drawn_by_a_seed_or_spread_evenly_over_held_out_images():
     contract.assert_sample_is_drawn_by_its_seed(SHIFTED)
     sample = SHIFTED.training_sample(20, seed=1)
     known = {image.tobytes() for image in IMAGES.train_images}
     assert len({image.tobytes() for image in sample} & known) == 20
-
-
-def test_a_sample_of_held_out_images_is_spread_evenly():
     images, labels = SHIFTED.held_out_sample(3)
     assert labels.tolist() == [0, 22, 44]
     np.testing.assert_array_equal(images, IMAGES.test_images[labels])

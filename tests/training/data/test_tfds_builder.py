@@ -148,16 +148,10 @@ def test_labels_out_of_range_are_answered_with_another_split(data_dir):
         source.held_out_sample(5)
 
 
-@pytest.fixture
-def own_files(data_dir, tmp_path):
-    """Of the training and the test split, which a test may damage."""
+def test_files_that_are_missing_or_break_off_are_named(data_dir, tmp_path):
     shutil.copytree(data_dir / "snapshots" / "jpeg", tmp_path / "snapshots" / "jpeg")
     folder = tmp_path / "snapshots" / "jpeg" / "1.0.0"
-    return [next(folder.glob(f"*-{part}.*")) for part in ("train", "test")]
-
-
-def test_files_that_are_missing_or_break_off_are_named(own_files, tmp_path):
-    train, test = own_files
+    train, test = (next(folder.glob(f"*-{part}.*")) for part in ("train", "test"))
     test.unlink()
     with pytest.raises(ReadingError, match=f"snapshots: received files .*{test.name}; No such"):
         open_snapshots(tmp_path).held_out_sample(5)

@@ -29,7 +29,7 @@ from sat_tf.training.loop.stage import (
     held_out_metrics,
     train_stage,
 )
-from sat_tf.training.loop.start import batch_size_problems, describe_environment
+from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder, RunState
 from tests.training.small import small_images, small_quantized_model
 
@@ -129,35 +129,6 @@ def test_top1_counts_every_held_out_image_once_and_nan_logits_are_an_error():
     model.layers[-1].layer.kernel.assign(tf.fill(model.layers[-1].layer.kernel.shape, np.nan))
     with pytest.raises(RunError, match="NaN or infinite logits for held-out images"):
         held_out_metrics(model, ArraySource(images), PIXELS)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        (
-            ["stages.quantized.batch_size=16"],
-            "stages.float.batch_size=32: expected at most 30, the number of training images; lower "
-            "it.",
-        ),
-        (
-            [
-                "stages.float={steps: 3, batch_size: 10, warmup_epochs: 1}",
-                "stages.quantized.steps=9",
-            ],
-            "stages.float.warmup_epochs=1: 3 steps of 3; expected a warm-up shorter than the "
-            "stage; lower it.",
-        ),
-        (
-            ["stages.float.batch_size=1", "stages.quantized.batch_size=2"],
-            "stages.float.batch_size=1: expected at least 2, the number of devices that share a "
-            "batch; raise it, or train on fewer.",
-        ),
-    ],
-    ids=["batch", "warm-up", "devices"],
-)
-def test_batches_and_warm_ups_that_do_not_fit_data_and_devices_are_problems(overrides, problem):
-    source, config = ArraySource(small_images(train=30)), parse_config(CONFIG, overrides)
-    assert batch_size_problems(config, source, replicas=2) == [problem]
 
 
 @pytest.mark.thorough

@@ -51,7 +51,6 @@ from tests.training.small import model_of_small_range, small_float_model, small_
 CONFIG = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 SOURCE = ArraySource(small_images())
 IMAGES = tf.constant(small_images().test_images, tf.float32)
-EIGHT_BITS = "policy={weight_bits: 8, activation_bits: 8}"
 
 
 def config(*overrides):
@@ -75,10 +74,10 @@ def test_options_that_together_make_a_giant_are_refused_before_its_weights(monke
         float_model(config("model.options={width_multiplier: 1.5}"), SOURCE)
 
 
-@pytest.mark.parametrize("rescale", ["constant", "stddev"])
-def test_an_ordinary_model_keeps_its_function(rescale):
+@pytest.mark.parametrize("field", ["rescale: constant", "rescale: stddev", "latent_start: as_is"])
+def test_an_ordinary_model_keeps_its_function_whatever_the_policy_says_of_its_start(field):
     plain = small_float_model()
-    policy = f"policy={{weight_bits: 8, activation_bits: 8, rescale: {rescale}}}"
+    policy = f"policy={{weight_bits: 8, activation_bits: 8, {field}}}"
     start = quantized_start(config("training.start=vanilla", policy), plain)
     sat_tf.calibrate(start, small_images().train_images, batch_normalization=False)
     logits, expected = start(IMAGES).numpy(), plain(IMAGES).numpy()
@@ -97,13 +96,6 @@ def test_the_classifier_of_an_ordinary_model_keeps_its_size_at_few_bits(bits, re
     effective = start.get_layer("quant_classifier").effective_kernel().numpy()
     kernel = plain.get_layer("classifier").kernel.numpy()
     assert np.mean(effective**2) == pytest.approx(np.mean(kernel**2), rel=2e-5)
-
-
-def test_an_ordinary_model_keeps_its_function_even_where_the_policy_is_the_papers():
-    papers = "policy={weight_bits: 8, activation_bits: 8, latent_start: as_is}"
-    start = quantized_start(config("training.start=vanilla", papers), small_float_model())
-    keeping = quantized_start(config("training.start=vanilla", EIGHT_BITS), small_float_model())
-    np.testing.assert_equal(start.get_weights(), keeping.get_weights())
 
 
 def test_a_clamped_model_goes_on_with_its_latent_weights():
@@ -139,14 +131,6 @@ def test_a_softmax_at_the_end_of_a_file_is_taken_off(own_layer, tmp_path):
     model.save(tmp_path / "float.keras")
     read = trained_float_model(config(f"training.float_model={tmp_path}/float.keras"), SOURCE)
     np.testing.assert_allclose(read(IMAGES), small_float_model()(IMAGES), rtol=1e-6)
-
-
-@pytest.mark.parametrize("start", ["clamped", "vanilla"])
-def test_a_policy_that_does_not_fit_is_an_error_of_the_run(start):
-    nothing = config("policy.overrides={nothing: {weight_bits: 8}}")
-    model = float_start(config(f"training.start={start}"), small_float_model())
-    with pytest.raises(RunError, match="nothing"):
-        quantized_start(nothing, model)
 
 
 # -- what they are fed -----------------------------------------------------------------------------
@@ -305,26 +289,16 @@ def test_two_processes_with_other_seeds_refuse_to_start(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# -- a run from an ordinary model ------------------------------------------------------------------
-
-VANILLA = """
-name: vanilla
-data: {name: digits, options: {image_size: 16}}
-model: {name: mobilenet_v1, options: {width_multiplier: 0.125, stem_stride: 1}}
-stages:
-  float: {steps: 2, batch_size: 64, warmup_epochs: 0}
-calibration: {num_images: 64, final_statistics: true}
-export: {verify_images: 8}
-distribution: none
-"""
-
-
 @pytest.mark.slow
 def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_path):
+    small = "model.options={width_multiplier: 0.125, stem_stride: 1}"
+    rates = ("float.batch_size=64", "quantized.base_learning_rate=0.05")
+    settings = [small, "policy={}", *(f"stages.{rate}" for rate in rates)]
+    settings += ["data.options.image_size=16", "calibration.final_statistics=true"]
+
     def run(name, *overrides):
-        folder = RunFolder(tmp_path / name)
-        results = train(parse_config(VANILLA, overrides), folder, Console(file=io.StringIO()))
-        return folder, results
+        folder, config = RunFolder(tmp_path / name), parse_config(RANGES, [*settings, *overrides])
+        return folder, train(config, folder, Console(file=io.StringIO()))
 
     first, results = run("first", "training.start=vanilla")
     model = keras.models.load_model(first.file(FLOAT_MODEL), compile=False)
@@ -332,7 +306,7 @@ def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_p
     assert results.parameters == model.count_params()
     assert results.codes_differing == 0
     given = f"training.float_model={first.file(FLOAT_MODEL)}"
-    as_before = ("training.keep=last", "stages.quantized.base_learning_rate=0.05")
+    as_before = ("training.keep=last", "training.start=clamped")
     again, from_file = run("again", given, *as_before)
     assert from_file.float_top1 == results.float_top1
     files = (folder.file(QUANTIZED_MODEL) for folder in (first, again))
@@ -369,18 +343,6 @@ def test_a_run_says_what_it_trains_on(tmp_path):
     counts = "18 pictures to train on, 6 held out, 32x32 pixels"
     assert line == f"pets: 3 classes (cat, dog, ox), {counts}"
     assert note.startswith("Note: of each class a fifth is held out")
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["cat"], r"received one class \(cat\), which every picture is in; e"),
-        (["cat", " "], "labels: received ' ' for class 0, expected texts of one"),
-    ],
-)
-def test_one_class_and_names_that_no_file_can_hold_are_refused(names, message, tmp_path):
-    with pytest.raises(RunError, match=message):
-        load_source(config_of(pictures(tmp_path / "pets", names)))
 
 
 def test_a_strategy_of_one_device_is_remarked_upon():

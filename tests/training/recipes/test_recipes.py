@@ -14,14 +14,11 @@ import tensorflow as tf
 import sat_tf
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
-from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training import recipes
-from sat_tf.training.config import parse_config
-from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, cross_entropy, training_copy
 from sat_tf.training.loop.stage import (
     StopWhenNotFinite,
@@ -30,7 +27,6 @@ from sat_tf.training.loop.stage import (
     train_stage,
 )
 from sat_tf.training.run_folder import OSCILLATIONS, EpochMetrics
-from sat_tf.training.trained_models import read_teacher
 from tests.training.loop import test_stage
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -140,14 +136,6 @@ def test_a_stage_that_is_stopped_in_its_first_epoch_begins_again(tmp_path, monke
 @pytest.mark.parametrize("replicas", [2], indirect=True)
 def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
     trained(make_run(tmp_path, *ALL, "training.keep=last", strategy=replicas))
-
-
-def test_a_teacher_that_is_missing_is_an_error_before_any_training():
-    source = ArraySource(small_images())
-    config = parse_config(CONFIG, ["recipes.distillation={teacher: nowhere.keras}"])
-    with pytest.raises(RunError, match=r"^recipes.distillation.teacher='nowhere\.keras': no"):
-        read_teacher(config, source)
-    read_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)
 
 
 # -- the teacher, and smoothed labels --------------------------------------------------------------
@@ -264,12 +252,12 @@ def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weight
 def test_held_out_images_are_measured_with_the_average_also_where_weights_are_copied():
     model = training_copy(small_quantized_model())
     learner, _ = fitted(model, _average, tf.distribute.get_strategy(), steps=3)
-    average, images, found = learner.after_step[0], small_images(), []
+    average, images = learner.after_step[0], small_images()
     pairs = tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
-    for others in ([], kept_current(model)):
-        learner.test_function = None
-        callbacks = [average.measured(), *others]
-        found.append(learner.evaluate(pairs, verbose=0, callbacks=callbacks))
+    found = [learner.evaluate(pairs, verbose=0, callbacks=[average.measured()])]
+    learner.test_function = None
+    callbacks = [average.measured(), *kept_current(model)]
+    found.append(learner.evaluate(pairs, verbose=0, callbacks=callbacks))
     weights = model.get_weights()
     average.keep()
     averaged = Learner(model, batch_size=11)

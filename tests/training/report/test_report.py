@@ -156,21 +156,6 @@ def test_what_is_not_there_is_left_out(folder, missing):
     outline(page)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        (output_folder.RESULTS, '{"float_top1": 1.0}', "held_out_images is missing"),
-        (output_folder.CERTIFICATE, '{"model": "demo"}', "sha256"),
-        (output_folder.LAYERS, '{"layers": [{"name": 1}]}', "layers.0.name"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(folder, name, text, message):
-    folder.write_text(name, text)
-    with pytest.raises(RunError, match=f"{name}: .*{message}"):
-        shown(folder)
-    assert not folder.file(output_folder.REPORT).exists()
-
-
 def test_layers_classes_and_preprocessing_are_those_of_the_run(folder):
     write_layers(folder, [LayerRow(name="only", kind="Dense", parameters=3)])
     folder.write_text(output_folder.LABELS, "cat\n<b>dog</b>\n")
