@@ -153,26 +153,41 @@ def test_the_constants_solve_the_law(fan_in, following, constants):
     assert not np.isfinite(without).any()
 
 
-def reference(x, y, kernels, gammas):
+def reference(x, y, kernels, gammas, epsilon=1e-3):
     """The mean cross entropy of Dense layers and its gradients by the kernels, in float64.
 
     Written from the formulas alone. Between Dense layers are BatchNormalization, where `gammas` are
     not None, and ReLU.
     """
-    kernels, values = list(map(tf.constant, kernels)), tf.constant(x, tf.float64)
-    with tf.GradientTape() as tape:
-        tape.watch(kernels)
-        for kernel, gamma in zip(kernels[:-1], gammas, strict=True):
-            values = values @ kernel
-            if gamma is not None:
-                centred = values - tf.reduce_mean(values, axis=0)
-                spread = tf.reduce_mean(centred**2, axis=0)
-                values = gamma * centred / tf.sqrt(spread + 1e-3)
-            values = tf.maximum(values, 0.0)
-        logits = values @ kernels[-1]
-        of_label = tf.gather(logits, y, batch_dims=1)
-        loss = tf.reduce_mean(tf.math.log(tf.reduce_sum(tf.exp(logits), axis=1)) - of_label)
-    return loss.numpy(), [gradient.numpy() for gradient in tape.gradient(loss, kernels)]
+    inputs, caches = np.asarray(x, np.float64), []
+    for kernel, gamma in zip(kernels[:-1], gammas, strict=True):
+        z = inputs @ kernel
+        if gamma is None:
+            cache, h = None, z
+        else:
+            deviation = np.sqrt(z.var(axis=0) + epsilon)
+            unit = (z - z.mean(axis=0)) / deviation
+            cache, h = (unit, deviation), gamma * unit
+        caches.append((inputs, cache, h))
+        inputs = np.maximum(h, 0.0)
+    logits = inputs @ kernels[-1]
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    rows = np.arange(len(y))
+    loss = -np.log(shares[rows, y]).mean()
+    shares[rows, y] -= 1.0
+    back = shares / len(y)
+    gradients = [inputs.T @ back]
+    for gamma, (before, cache, h), behind in zip(
+        gammas[::-1], caches[::-1], kernels[:0:-1], strict=True
+    ):
+        back = (back @ behind.T) * (h > 0)
+        if cache is not None:
+            unit, deviation = cache
+            back = back * gamma
+            back = (back - back.mean(axis=0) - unit * (back * unit).mean(axis=0)) / deviation
+        gradients.insert(0, before.T @ back)
+    return loss, gradients
 
 
 def kappas(kernels, gradients):
