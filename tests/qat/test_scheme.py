@@ -301,7 +301,7 @@ def test_the_same_policy_gives_the_same_model_and_another_target_only_where_it_n
     assert policy_of(changed).target == "litert"
 
 
-def test_the_model_itself_is_left_alone(learnt):
+def test_the_model_itself_is_left_alone_and_as_is_keeps_statistics_and_gains(learnt):
     before = [value.copy() for value in learnt.get_weights()]
     config = learnt.get_config()
     fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2))
