@@ -139,7 +139,7 @@ def test_fewer_bits_lose_more(found, model, digits):
     assert finer.together.divergence < found.together.divergence
 
 
-def test_a_softmax_counts_as_the_probabilities_it_gives_of_which_the_divergence_is():
+def test_a_softmax_counts_as_the_probabilities_it_gives():
     logits = float_models.build("plain")
     softmax = keras.Model(logits.input, L.Softmax(name="softmax")(logits.output))
     images = float_models.images(64)
@@ -149,6 +149,9 @@ def test_a_softmax_counts_as_the_probabilities_it_gives_of_which_the_divergence_
     assert one.distance != pytest.approx(other.distance, rel=1e-3)
     # Nothing says that these are classes: they may be landmarks.
     assert sat_tf.sensitivity(logits, images).together.divergence is None
+
+
+def test_divergence_is_that_of_the_probabilities():
     meter = DamageMeter(probabilities=False, classes=True)
     meter.add(np.array([[0.0, 0.0]]), np.log([[0.25, 0.75]]), None)
     wanted = 0.25 * np.log(0.5) + 0.75 * np.log(1.5)
@@ -300,7 +303,7 @@ def test_no_range_is_better_than_that_of_the_model(model, given):
     assert _measured(model, given).fitting is None
 
 
-def test_of_one_frequent_class_of_few_pictures_and_of_no_classifier_nothing_is_said():
+def test_of_one_frequent_class_and_of_few_pictures_nothing_is_said():
     labels = np.where(np.arange(len(LABELS)) < 100, 1, LABELS)
     image = keras.Input((8, 8, 3))
     model = keras.Model(image, keras.layers.Dense(3)(keras.layers.GlobalMaxPooling2D()(image)))
@@ -312,6 +315,9 @@ def test_of_one_frequent_class_of_few_pictures_and_of_no_classifier_nothing_is_s
     assert found.top1[UNIT] > 0.7 > 0.2 > found.top1[PIXELS]
     assert found.fitting is None
     assert _measured(model_of_small_range(), PIXELS, PIXEL_VALUES[:4], LABELS[:4]).fitting is None
+
+
+def test_what_is_no_classifier_or_has_its_range_inside_or_no_labels_is_not_measured():
     image = keras.Input((8, 8, 3))
     mask = keras.Model(image, keras.layers.Conv2D(2, 1)(image))
     quantized = sat_tf.quantize_model(small_float_model())

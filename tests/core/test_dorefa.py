@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import dorefa
 from sat_tf.core import grid as grids
 from sat_tf.core.dorefa import RESCALINGS
-from sat_tf.core.grid import GRIDS, find_grid
+from sat_tf.core.grid import AUTOMATIC, GRIDS, find_grid
 from tests import reference
 from tests.core.execution import MODES, array, draw, large_draw, tensor, value_and_gradients
 
@@ -163,6 +163,29 @@ def test_the_clamp_is_that_of_the_reference(latent, seed, detach_max):
     expected = reference.clamp_gradient(latent, upstream, detach_max)
     room = 1e-5 * max(1.0, np.abs(expected).max())
     np.testing.assert_allclose(gradient[~near], expected[~near], atol=room)
+
+
+def _slope(function, x):
+    """The gradient of a function by central differences, in float64."""
+    slope = np.empty(x.shape)
+    for place in np.ndindex(*x.shape):
+        ends = x.astype(np.float64), x.astype(np.float64)
+        ends[0][place] += 1e-6
+        ends[1][place] -= 1e-6
+        slope[place] = (function(ends[0]) - function(ends[1])) / 2e-6
+    return slope
+
+
+@pytest.mark.parametrize("detach_max", [False, True])
+def test_the_reference_gradient_is_the_slope_of_the_reference(detach_max):
+    latent, upstream = _kernel((2, 3), seed=3), _kernel((2, 3), seed=4)
+    maximum = np.abs(np.tanh(latent.astype(np.float64))).max()
+
+    def loss(x):
+        return np.sum(upstream * (np.tanh(x) / maximum if detach_max else reference.clamp(x)))
+
+    gradient = reference.clamp_gradient(latent.astype(np.float64), upstream, detach_max)
+    np.testing.assert_allclose(gradient, _slope(loss, latent), atol=1e-8)
 
 
 @pytest.mark.thorough
@@ -338,6 +361,20 @@ def test_weights_without_size_have_no_gradient_along_them(mode):
     np.testing.assert_array_equal(gradient, upstream)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_without_size_includes_that_of_the_constant(mode):
+    weights, upstream = draw((3, 4), 0, 1.0), draw((3, 4), 1, 1.0)
+
+    def rescaled(weights):
+        return dorefa.without_size(weights) * dorefa.rescale_factor(weights, 7)
+
+    value, gradient = value_and_gradients(rescaled, [weights], upstream, mode)
+    np.testing.assert_allclose(value, array(_rescaled(weights, 7)), rtol=1e-6)
+    # That of Q / sqrt(n̂ mean(Q²)).
+    slope = _slope(lambda q: np.sum(upstream * q * reference.rescale_factor(q, 7)), weights)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-5)
+
+
 # -- grids -----------------------------------------------------------------------------------------
 
 
@@ -398,6 +435,14 @@ def test_integers_of_the_nested_grid_are_the_upper_bits_of_those_at_more():
         row = GRIDS["nested"]
         units = np.minimum(np.floor(unit * row.divisor(bits)), row.top(bits)).astype(int)
         np.testing.assert_array_equal(units, at_8_bits >> (8 - bits))
+
+
+@pytest.mark.parametrize("name", [*AUTOMATIC, *GRIDS])
+@pytest.mark.parametrize("number", [grids.levels, grids.divisor, grids.middle])
+def test_numbers_of_bits_in_a_tensor_are_those_of_the_bits(name, number):
+    bits = np.arange(1 if name in AUTOMATIC else GRIDS[name].fewest_bits, 9, dtype=np.int32)
+    found = array(number(tensor(bits), name))
+    assert found.tolist() == [number(int(each), name) for each in bits]
 
 
 @pytest.mark.parametrize("bits", BITS)

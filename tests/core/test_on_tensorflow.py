@@ -277,10 +277,13 @@ def test_the_normalized_tensor_is_not_read_by_the_backward_pass(quantizer):
     assert _readers(forward.outputs[0]) == {"FakeQuantWithMinMaxVars"}
 
 
-def test_it_is_computed_again_when_its_gradient_is_there_but_by_xla_and_accelerators(monkeypatch):
+def test_it_is_computed_again_when_its_gradient_is_there():
     _, graph = _gradients(_norm(), pact.quantize_activation, "calibrated", True)
     ((awaited,),) = [op.control_inputs for op in _recomputed(graph)]
     assert "seed" in {op.name for op in _ancestors(awaited)}
+
+
+def test_xla_and_accelerators_keep_everything(monkeypatch):
     for asked in "compiles_with_xla", "has_accelerator":
         with monkeypatch.context() as patch:
             patch.setattr(on_tensorflow, asked, lambda: True)
@@ -301,7 +304,8 @@ def test_half_floats_statistics_and_what_no_batch_normalization_puts_out_are_kep
             on_tensorflow.normalization_of(normalized),
             on_tensorflow.normalization_of(op.outputs[1]),
         )
-        assert on_tensorflow.computed_again(half, half) is half
+        for kept in (half, 2.0 * normalized):
+            assert on_tensorflow.computed_again(kept, kept) is kept
         return [
             tf.constant(each is not None) for each in (on_tensorflow.normalization_of(half), *seen)
         ]

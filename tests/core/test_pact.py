@@ -321,6 +321,16 @@ def test_a_range_without_skew_is_the_narrow_grid_bit_for_bit(bits, mode):
     assert by_skew == 0.0
 
 
+@pytest.mark.parametrize("run", [_offset, lambda x, level, *rest: _skewed(x, level, 1.0, *rest)])
+def test_without_a_negative_part_it_is_the_activation_of_the_paper(run):
+    x, upstream = _values(), _values(seed=1)
+    value, dx, by_level, *_ = run(x, 2.5, 4, upstream)
+    expected, *wanted = clipped("activation", x, 2.5, 4, upstream=upstream)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_array_equal(dx, wanted[0])
+    assert by_level == pytest.approx(wanted[1], rel=1e-4)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_observed_range_rounds_ties_to_even_and_passes_the_gradient_inside(mode):
     # The scale is 1, and real 0 is stored as -127.

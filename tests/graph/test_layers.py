@@ -139,11 +139,14 @@ def test_slope_and_offset_are_what_the_layer_computes(name):
     np.testing.assert_allclose(slope * images + offset, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_one_positive_factor_has_no_codes_of_its_own_and_of_several_layers_only_the_last():
+def test_only_one_positive_factor_is_plain():
     assert is_plain_factor(L.Rescaling(1 / 255))
     assert is_plain_factor(L.Rescaling([0.5, 0.5, 0.5], 0))
     for layer in (L.Rescaling(-1.0), L.Rescaling(1.0, 0.1), L.Rescaling([1.0, 2.0]), L.ReLU()):
         assert not is_plain_factor(layer)
+
+
+def test_one_positive_factor_has_no_codes_of_its_own_and_of_several_layers_only_the_last():
     model = _model(L.Rescaling(1 / 255, name="rescaling"))
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
     assert quantized.get_layer("quant_rescaling").quantize_config.output is None

@@ -217,3 +217,8 @@ def test_pruned_weights_have_code_0_on_the_narrow_grid_and_a_warning_on_a_grid_w
         found = layer.quantize_config.weights.integer_weights(layer.layer.kernel, {})
         assert np.all(found.codes.numpy()[kernel == 0.0] == 0)
         assert np.all(layer.effective_kernel().numpy()[kernel == 0.0] == 0.0)
+    # Gradients reach them like all others: training moves them.
+    latent = quantized.get_layer("quant_b").layer.kernel
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(quantized(float_models.images(8), training=True) ** 2)
+    assert np.any(tape.gradient(loss, latent).numpy()[latent.numpy() == 0.0])

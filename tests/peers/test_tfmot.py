@@ -223,6 +223,9 @@ def test_frozen_layers_stay_frozen_and_4_bits_are_4_bits_mo950_mo574(both):
     assert {quantizer.num_bits for _, quantizer in pairs} == {8}
     weights = [each.quantize_config.weights for each in ours.layers[1:]]
     assert {quantizer.num_bits for quantizer in filter(None, weights)} == {4}
+    for name in ("quant_conv", "quant_classifier"):
+        kernel = ours.get_layer(name).effective_kernel().numpy()
+        assert all(len(np.unique(kernel[..., i])) <= 16 for i in range(kernel.shape[-1]))
 
 
 # -- their files -----------------------------------------------------------------------------------

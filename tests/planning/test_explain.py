@@ -35,7 +35,7 @@ def numbers(plan, *names):
     return [(row.parameters, row.multiply_adds, row.bit_operations) for row in rows]
 
 
-def test_numbers_are_those_worked_out_by_hand():
+def test_numbers_of_convolutions_are_those_worked_out_by_hand():
     plan = sat_tf.explain(convolutions(), BitPolicy.mobile(4))
     assert numbers(plan, "conv", "bn", "relu", "depthwise", "relu6", "pool", "classifier") == [
         # 8 x 8 places of 3 x 3 x 3 x 4 weights of 8 bits, on pixels of 8 bits
@@ -49,6 +49,9 @@ def test_numbers_are_those_worked_out_by_hand():
         # the last layer has weights of 8 bits, and reads a stream of 8
         (20 + 5, 20, 20 * 8 * 8),
     ]
+
+
+def test_numbers_of_a_residual_and_of_float_layers_are_those_worked_out_by_hand():
     plan = sat_tf.explain(residual(), BitPolicy.mobile(2))
     assert numbers(plan, "stem", "branch", "classifier") == [
         (8 + 4, 16 * 8, 16 * 8 * 8 * 8),

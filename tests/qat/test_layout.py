@@ -144,7 +144,7 @@ def test_the_float_model_is_left_alone():
     assert not shared
 
 
-def test_layer_settings_survive():
+def test_layer_settings_survive_and_frozen_layers_stay_frozen():
     decay, positive = keras.regularizers.L2(1e-4), keras.constraints.NonNeg()
     options = {"kernel_regularizer": decay, "bias_constraint": positive, "padding": "same"}
     layer = L.Conv2D(4, (3, 2), (2, 1), name="a", **options)

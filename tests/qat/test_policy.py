@@ -300,12 +300,12 @@ def test_what_is_said_of_dorefas_weights_asks_for_them(fields):
     assert _weights(BitPolicy.mobile(2, **fields).at("inside")) == "dorefa"
 
 
-def test_a_layer_config_takes_every_field_of_one_layer():
+def test_a_layer_config_takes_every_field_of_one_layer_and_can_be_made_of_a_policy():
     own = {"weight_bits": 3, "activation_bits": None, "stream_bits": 6, "rescale": "none"}
     own |= {"requantize_streams": True, "weight_grid": "rounded", "clipping_gradient": "pact"}
     own |= {"weight_range": "layer", "detach_max": False, "initial_clipping_level": 2.5}
-    fields = BitPolicy(**own).to_dict()
-    config = LayerConfig(**{name: fields[name] for name in PER_LAYER_FIELDS})
+    config = LayerConfig.from_policy(BitPolicy(**own))
+    assert set(config.fields) == set(PER_LAYER_FIELDS)
     assert config.fields.items() >= own.items()
     again = LayerConfig.from_config(json.loads(json.dumps(config.get_config())))
     assert again == config

@@ -440,7 +440,7 @@ def test_normalization_is_known_by_what_it_makes_of_a_range(library, divisor):
     assert any("own layer" in one for one in said), said
 
 
-def test_a_lead_is_a_mean_over_the_rows_of_an_image_and_in_every_range_no_doubt():
+def test_a_lead_is_a_mean_over_rows_and_a_model_certain_in_every_range_no_doubt():
     rows = np.array([[[1.0, 5.0, 2.0], [0.0, 0.0, 7.0]], [[1.0, 1.0, 1.0], [4.0, 2.0, 0.0]]])
     assert _leads(rows).tolist() == [5.0, 1.0]
     dense = L.Dense(3)

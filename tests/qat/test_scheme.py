@@ -119,6 +119,22 @@ NOT_NAMED = {
 }
 
 
+def test_layers_without_an_annotation_stay_as_they_are():
+    layers = [L.Conv2D(4, 3, name="a"), L.LeakyReLU(name="leaky")]
+    annotated = model_of(*layers, annotate_layer(L.Conv2D(4, 3, name="b")), L.Flatten())
+    quantized = _applied(annotated)
+    kinds = {layer.name: type(layer) for layer in quantized.layers}
+    assert (kinds["a"], kinds["leaky"], kinds["quant_b"]) == (L.Conv2D, L.LeakyReLU, QuantizedLayer)
+    inserted = quantized.get_layer("quant_leaky_to_8_bits").quantize_config
+    assert inserted.inserted
+    assert inserted.output.signed
+    clamped, images = _applied(annotated, BitPolicy(**CLAMPED)), float_models.images()
+    names = [layer.name for layer in clamped.layers if layer.name.startswith("quant_")]
+    assert names == ["quant_b"]  # the image is for a layer left float alone
+    expected = annotated(images).numpy()
+    np.testing.assert_allclose(clamped(images), expected, atol=1e-4 * np.max(np.abs(expected)))
+
+
 @pytest.mark.parametrize("name", NOT_NAMED)
 @pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
 def test_layers_without_an_annotation_that_cost_nothing_are_not_called_float(name, tmp_path):
@@ -285,7 +301,7 @@ def test_the_same_policy_gives_the_same_model_and_another_target_only_where_it_n
     assert policy_of(changed).target == "litert"
 
 
-def test_the_model_itself_is_left_alone(learnt):
+def test_the_model_itself_is_left_alone_and_as_is_keeps_statistics_and_gains(learnt):
     before = [value.copy() for value in learnt.get_weights()]
     config = learnt.get_config()
     fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2))

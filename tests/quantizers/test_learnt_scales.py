@@ -67,7 +67,11 @@ def test_a_channel_of_zeros_starts_as_its_layer_and_a_layer_of_zeros_as_a_usual_
         usual = 2 * math.sqrt(2 / math.pi) * math.sqrt(2 / 36)
         assert float(variables["magnitude"]) == pytest.approx(usual, rel=1e-5)
         assert not quantizer(np.zeros(SHAPE, np.float32), True, variables).numpy().any()
-    # QIL's interval.
+
+
+def test_a_channel_of_zeros_has_the_interval_of_its_layer_and_a_layer_of_zeros_keeps_its_own():
+    kernel = drawn()
+    kernel[..., 2] = 0.0
     quantizer = QilQuantizer(num_bits=4, range_axes=(3,))
     _, variables = started(quantizer, kernel)
     ends = 2.0 * variables["interval_distance"].numpy().ravel()

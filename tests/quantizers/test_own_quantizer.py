@@ -230,10 +230,26 @@ def test_the_policy_names_what_is_wrong_with_a_quantizer_and_its_options():
             sat_tf.BitPolicy(**{"weight_quantizer": "power_of_two", **fields})
 
 
-def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, registered):
-    exec(OF_WEIGHTS, {"__name__": "power_of_two"})  # as a cell that runs again
+def test_a_model_can_change_to_it_and_back_with_its_function():
+    keras.utils.set_random_seed(0)
+    images, model = _data()[0], _model()
+    policy = sat_tf.BitPolicy.mobile(8)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), images)
+    own = dataclasses.replace(policy, weight_quantizer="power_of_two")
+    changed = sat_tf.requantize(quantized, own)
+    kernel = model.get_layer("pointwise").kernel.numpy()
+    for each in (quantized, changed, sat_tf.requantize(changed, policy)):
+        effective = each.get_layer("quant_pointwise").effective_kernel().numpy()
+        np.testing.assert_allclose(effective, kernel, atol=2 * np.abs(kernel).max() / 127)
+
+
+def test_a_cell_that_runs_again_registers_again(registered):
+    exec(OF_WEIGHTS, {"__name__": "power_of_two"})
     assert WEIGHT_QUANTIZERS["power_of_two"] is not registered["PowerOfTwo"]
     assert WEIGHT_QUANTIZERS["power_of_two"] is QUANTIZERS["power_of_two"]
+
+
+def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, registered):
     quantized = _calibrated(weight_quantizer="power_of_two")
 
     def doubled(latent, variables):

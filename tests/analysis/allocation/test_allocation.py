@@ -114,6 +114,8 @@ def test_no_other_choice_within_the_budget_costs_less(model, found):
 
 
 def test_rows_and_totals_are_those_of_the_policy_the_plan_and_the_file(model, found):
+    read = BitPolicy(**yaml.safe_load(found.policy_yaml()))
+    assert (read, read.states_input_range) == (found.policy, False)
     plan = sat_tf.explain(model, found.policy)
     for row in found.layers:
         planned = plan[row.name].weights.bits, plan[row.name].reading_bits

@@ -458,6 +458,14 @@ def test_weights_and_the_next_basis_are_those_of_the_reference(bits, axes, mode)
         np.abs(value - latent), np.abs(wanted - latent), rtol=1e-4, atol=1e-5
     )
     np.testing.assert_array_equal(gradient, upstream)
+    if mode == "eager":  # codes times scales are the weights bit by bit, as are those that are held
+        quantizer, variables = _of_basis(basis, axes), {"basis": basis}
+        integers = quantizer.integer_weights(latent, variables)
+        codes, scales = array(integers.codes), array(integers.scales)
+        np.testing.assert_array_equal(codes.astype(np.float32) * scales.astype(np.float32), value)
+        every, units = tensor(latent) > -np.inf, quantizer.units(latent, variables)
+        held = quantizer.hold(tensor(latent), variables, units, every)
+        np.testing.assert_array_equal(array(held), value)
 
 
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
