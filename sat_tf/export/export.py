@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,14 +13,20 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.certificate import runtimes
 from sat_tf.exact.certificate.rules import portability_in_words
+from sat_tf.exact.certificate.runtimes import (
+    PortabilityClaim,
+    are_portable,
+    first_release,
+    portability_of,
+    wrong_before,
+)
 from sat_tf.exact.litert.runtime import Runtime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
 from sat_tf.exact.targets.table import TARGETS, CpuFallback
-from sat_tf.exact.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
+from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -69,12 +76,12 @@ def median_milliseconds(contents: Mapping[str, bytes]) -> dict[str, float]:
 
     Other work of the machine slows all files alike.
     """
-    loaded = {name: Runtime(content, keep_tensors=False) for name, content in contents.items()}
-    image = next(iter(loaded.values())).zeros()
-    timings: dict[str, list[float]] = {name: [] for name in loaded}
+    runtimes = {name: Runtime(content, keep_tensors=False) for name, content in contents.items()}
+    image = next(iter(runtimes.values())).zeros()
+    timings: dict[str, list[float]] = {name: [] for name in runtimes}
     start = time.perf_counter()
     for _ in range(_WARM_UP + _RUNS):
-        for name, runtime in loaded.items():
+        for name, runtime in runtimes.items():
             before = time.perf_counter()
             runtime.run(image)
             timings[name].append(1000.0 * (time.perf_counter() - before))
@@ -114,7 +121,7 @@ class ExportReport(Displayed):
     runs_from: str
     # The processors on which XNNPACK has the same codes, operator by operator, and the reason;
     # empty for route="converter".
-    portability: list[runtimes.PortabilityClaim]
+    portability: list[PortabilityClaim]
     # The units in the last place by which the scales of tensors were moved so that XNNPACK has the
     # same codes on all processors.
     moved_scales: dict[str, int]
@@ -129,7 +136,7 @@ class ExportReport(Displayed):
     @property
     def is_portable(self) -> bool:
         """Whether XNNPACK has the same codes on x86 and on Arm, as far as is known."""
-        return runtimes.are_portable(self.portability)
+        return are_portable(self.portability)
 
     @property
     def summary(self) -> str:
@@ -326,34 +333,54 @@ def export_tflite(
         for layer in network.model.layers:
             copied_weights(layer, model.get_layer(layer.name))
     files = _otherwise_packed(network, settings, metadata) if compare_storage and is_direct else {}
-    files = {settings.pack: content, **files}
-    latencies = median_milliseconds(files) if compare_storage else {}
-    storage = [
-        StorageCost(pack, len(each), gzip_size(each), latencies.get(pack))
-        for pack, each in files.items()
+    storage = _costs({settings.pack: content, **files}, timed=compare_storage)
+    measured: dict[str, Any] = {"storage": storage, "gzip_bytes": storage[0].gzip_bytes}
+    measured |= {"moved_biases": moved_biases, "seconds": time.perf_counter() - start}
+    return _report(path, route, graph, settings, content, contents, **measured)
+
+
+def _costs(files: Mapping[str, bytes], *, timed: bool) -> list[StorageCost]:
+    """Returns the sizes of files, and their latencies where they are `timed`, by `pack`."""
+    latencies = median_milliseconds(files) if timed else {}
+    return [
+        StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
+        for pack, content in files.items()
     ]
+
+
+def _report(
+    path: pathlib.Path,
+    route: str,
+    graph: Graph,
+    settings: FileSettings,
+    content: bytes,
+    contents: Contents,
+    **measured: Any,
+) -> ExportReport:
+    """Returns the report of the file of a graph."""
+    is_direct = route == "direct"
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
-    warnings = [*_warnings(graph, settings, content), *runtimes.wrong_before(contents)]
     return ExportReport(
         path=str(path),
         bytes=len(content),
-        gzip_bytes=storage[0].gzip_bytes,
         sha256=hashlib.sha256(content).hexdigest(),
         operators=contents.operator_counts(),
         float_operators=contents.float_operators(),
-        route=route,
         float_layers=list(graph.float_layers),
         certified=list(graph.integer_tensors) if is_direct else [],
-        storage=storage,
         kernels=packing.stored_kernels(graph) if is_direct else [],
-        runs_from=runtimes.first_release(products, contents),
-        portability=runtimes.portability_of(graph) if is_direct else [],
+        runs_from=first_release(products, contents),
+        portability=portability_of(graph) if is_direct else [],
         moved_scales=dict(graph.moved_scales) if is_direct else {},
-        moved_biases=moved_biases,
         target=settings.target,
         cpu_fallback=TARGETS[settings.target].cpu_fallback(contents),
-        warnings=warnings if is_direct else [*warnings, CONVERTED],
-        seconds=time.perf_counter() - start,
+        warnings=[
+            *_warnings(graph, settings, content),
+            *wrong_before(contents),
+            *([] if is_direct else [CONVERTED]),
+        ],
+        route=route,
+        **measured,
     )
 
 

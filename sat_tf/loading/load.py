@@ -251,7 +251,7 @@ _GRAPH, _METADATA = "saved_model.pb", "keras_metadata.pb"
 
 def is_saved_model(path: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a SavedModel."""
-    return pathlib.Path(path, _GRAPH).is_file()
+    return os.path.isfile(os.path.join(path, _GRAPH))  # False for names that no file can have
 
 
 def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":

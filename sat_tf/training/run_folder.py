@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import hashlib
 import io
+import os
 import pathlib
 import time
 import warnings
@@ -180,7 +181,7 @@ def float_model_hash(config: Config) -> str | None:
     None where the run trains its own float model, or the file is gone.
     """
     path = pathlib.Path(config.training.float_model or "")
-    if config.training.float_model is None or not path.exists():
+    if config.training.float_model is None or not os.path.exists(path):
         return None
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:

@@ -105,12 +105,11 @@ def read_classifier(
 
 
 def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:
-    path = pathlib.Path(path)
-    if not path.is_file() and not is_saved_model(path):
+    if not os.path.isfile(path) and not is_saved_model(path):
         raise RunError(
             f"{key}={str(path)!r}: no such file; expected a .keras or .h5 file, or a SavedModel."
         )
-    return path
+    return pathlib.Path(path)
 
 
 def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
