@@ -216,7 +216,11 @@ def test_batches_and_a_path_as_text_give_the_same(small_file, small_images, expe
     batches = tf.data.Dataset.from_tensor_slices((small_images, LABELS)).batch(20)
     found = evaluate_tflite(str(small_file), batches, top=(1, 2, 4), processes=2, progress=True)
     assert found.top == expected
-    # So does the graph of the file, which says what it takes.
+
+
+def test_a_graph_is_simulated_as_its_file_which_says_what_it_takes(
+    small_file, small_images, expected
+):
     graph = read_graph(small_file.read_bytes(), "file")
     found = evaluate_simulator(graph, small_images, LABELS, top=[1], progress=False)
     assert found.top == {1: expected[1]}

@@ -82,8 +82,11 @@ def test_it_needs_python_numpy_and_litert_alone(kit, tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_is_for_python_3_9_and_says_what_to_install_and_what_it_does(kit, tmp_path, capsys):
+def test_it_is_written_for_python_3_9():
     ast.parse(pathlib.Path(check.__file__).read_text(), feature_version=(3, 9))
+
+
+def test_it_says_what_to_install_and_what_it_does(kit, tmp_path, capsys):
     done = checked(kit.path, tmp_path, "-S")
     assert done.returncode == 2
     assert "No module named 'numpy': pip install numpy ai-edge-litert==" in done.stderr
@@ -199,8 +202,8 @@ def _manifest(kit):
         return json.loads(archive.read("kit.json")), archive.namelist()
 
 
-def test_it_has_the_hashes_and_on_request_the_codes_of_a_certificate(
-    kit, kit_with_codes, small_file, few_images, tmp_path
+def test_it_expects_the_hashes_of_a_certificate_on_the_same_images(
+    kit, small_file, few_images, tmp_path
 ):
     manifest, names = _manifest(kit)
     certificate = verify_file(small_file, few_images, runtimes=())
@@ -215,6 +218,9 @@ def test_it_has_the_hashes_and_on_request_the_codes_of_a_certificate(
     assert kit.bytes == kit.path.stat().st_size
     again = write_kit(small_file, few_images, tmp_path / "kit.zip")
     assert again.path.read_bytes() == kit.path.read_bytes()
+
+
+def test_codes_are_in_it_on_request(kit_with_codes):
     manifest, names = _manifest(kit_with_codes)
     assert manifest["has_codes"]
     assert [name for name in names if "/" in name] == [f"codes/{i}" for i in range(NUM_IMAGES)]

@@ -1,5 +1,7 @@
 """Simulations with the rules of a kernel set, against the kernels: every code of every tensor."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,10 +12,11 @@ from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, in
 from sat_tf.exact.kernels.functions import Grids
 from sat_tf.exact.kernels.kernel_sets import BUILTIN_ARM, BUILTIN_X86, KERNEL_SETS, REFERENCE, X86
 from sat_tf.exact.operations.graph import Graph, simulate
-from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import FIXED_GRIDS
-from sat_tf.exact.operations.pools import ResizeBilinear
+from sat_tf.exact.operations.pools import Mean, ResizeBilinear
+from sat_tf.exact.operations.quantize import Dequantize
 from sat_tf.exact.operations.tabled import table_of
 from sat_tf.exact.tflite.tensors import Codes
 from tests.exact.foreign.one_operator import chained
@@ -28,6 +31,20 @@ def packed(request, tmp_path_factory) -> tuple[bytes, np.ndarray]:
     path = tmp_path_factory.mktemp("packed") / "model.tflite"
     sat_tf.export_tflite(model, path, pack="int4")
     return path.read_bytes(), zoo.images_for(model)
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 37), (1, 1, 16), (3, 5, 33), (8, 8, 9)])
+def test_means_are_those_of_the_kernels(shape):
+    rng = np.random.default_rng(7)
+    images = rng.integers(0, 256, (8, 1, 1, shape[-1])) + rng.integers(-60, 60, (8, *shape))
+    images, scale = np.clip(images, 0, 255).astype(np.uint8), np.float32(0.3)
+    for zero_point, keeps, ratio in itertools.product((-128, 5), (False, True), (0.5, 1.37)):
+        made, output = (1, 1, shape[-1])[0 if keeps else 2 :], Codes(scale * np.float32(ratio), 17)
+        rows = (Mean(("x",), "y", keeps), made, output), (Dequantize(("y",), "real"), made, None)
+        content = serialize(chained(shape, Codes(scale, zero_point), *rows), {})
+        for runtime in ("builtin", "reference"):
+            compared, differing = own_count(content, images, runtime)
+            assert differing == 0 < 8 * shape[-1] < compared
 
 
 def test_the_table_names_every_set_once():

@@ -83,7 +83,7 @@ def of_pictures(text: str, channels: int = 3) -> Callable[[], keras.Model]:
             if word in NAMED:
                 made.append(NAMED[word](name=word))
             elif word in ("zoo.head", "flat"):
-                made += zoo.head() if word == "zoo.head" else zoo.flat_head()
+                made += zoo.head() if word == "zoo.head" else zoo.layers_of("Flatten | Dense 3")
             else:
                 made += [convolution(*sizes)] if word[0] == "c" else zoo.block(convolution(*sizes))
         return zoo.chain((8, 8, channels), *made)

@@ -270,7 +270,7 @@ def test_every_mean_becomes_portable_on_a_scale_next_to_its_own(size, scales, ze
     source = Codes(np.float32(scales[0]), zeros[0])
     output = Codes(np.float32(scales[0] * scales[1]), zeros[1])
     mean = Mean(("x",), "y")
-    graph = _portable_graph({"x": source, "y": output}, mean, size=size)
+    graph = _portable_graph({"x": source, "y": output}, mean, size=150)
     moved = make_portable(graph)
     assert mean.portability(moved).holds
     assert abs(moved.moved_scales.get("y", 0)) <= 256
@@ -282,10 +282,14 @@ def test_every_mean_becomes_portable_on_a_scale_next_to_its_own(size, scales, ze
         assert np.clip(on_x86, -128, 127) == np.clip(on_arm, -128, 127)
 
 
-def test_means_over_large_maps_become_portable_too_or_say_so(monkeypatch):
+def _large_mean() -> tuple[Mean, Graph]:
     tensors = {"x": Codes(ONE, -128), "y": Codes(np.float32(0.6), -128)}
     mean = Mean(("x",), "y")
-    graph = _portable_graph(tensors, mean, size=150)
+    return mean, _portable_graph(tensors, mean, size=150)
+
+
+def test_means_over_large_maps_become_portable_too():
+    mean, graph = _large_mean()
     found = mean.portability(graph)
     assert found.inputs == 150 * 150 * 255 + 1
     assert found.differing[ARM.name] > 0
@@ -293,7 +297,11 @@ def test_means_over_large_maps_become_portable_too_or_say_so(monkeypatch):
     assert mean.portability(moved).holds
     assert 0 < abs(moved.moved_scales["y"]) <= 1024
     assert not moved.warnings
+
+
+def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
     monkeypatch.setattr(scales, "_FARTHEST", 1)
+    _, graph = _large_mean()
     kept = make_portable(graph)
     assert kept.moved_scales == {}
     (warning,) = kept.warnings

@@ -265,7 +265,6 @@ def test_blocks_are_integers_from_end_to_end(block, bits, path):
     assert proof.runtimes["xnnpack"].outputs_differing == 0
 
 
-layers = keras.layers
 Draw = Any
 
 _MOST_CHANNELS = 24

@@ -329,7 +329,9 @@ def test_a_function_without_an_operator_is_a_table_of_the_last_codes(path):
     report, _ = proved(_of_unit_images(_ending(L.Activation("softplus"))), path, PIXELS)
     assert _types(path) == ["INT8"]
     assert {one.operator for one in report.cpu_fallback} == {"CAST", "GATHER"}
-    # Means in front of a function at the end have a grid of their own.
+
+
+def test_means_in_front_of_a_function_at_the_end_have_a_grid_of_their_own(path):
     model = _ending(lambda x: L.Activation("sigmoid")(L.AveragePooling2D(3)(x)), 3)
     report, _ = proved(_of_unit_images(model), path, PIXELS)
     assert "AVERAGE_POOL_2D" not in report.operators
