@@ -472,8 +472,6 @@ def expected_largest(values):
     return ordered[0] + excess * math.log(30.0)
 
 
-# -- functions of one value in files of other tools ------------------------------------------------
-
 FUNCTIONS = {
     "RELU": lambda x: np.maximum(x, 0.0),
     "RELU6": lambda x: np.clip(x, 0.0, 6.0),

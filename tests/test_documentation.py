@@ -235,8 +235,6 @@ def test_every_key_of_a_configuration_is_described_with_its_default_beside_an_ex
     assert config.stages.quantized.base_learning_rate == 0.02
 
 
-# -- the README ------------------------------------------------------------------------------------
-
 README = (ROOT / "README.md").read_text()
 LARGEST_README = 8 * 1024
 _COMPILE = "q.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_logits=True))"

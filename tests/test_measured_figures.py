@@ -79,9 +79,6 @@ def test_the_readme_has_the_figures_of_the_files(line):
     assert line.strip() in _README
 
 
-# -- what sentences say ---------------------------------------------------------------------------
-
-
 _EXACT = {
     "codes differing": "allocated_weights architectures c_api compressed_files keras3_on_glyphs web",
     "codes_differing": "adaptive_bits methods_on_glyphs reconstruction reconstruction_of_packages",

@@ -19,8 +19,6 @@ from sat_tf import version
 from tests.campaign.kinds import KINDS
 from tests.versions import wheel
 
-# -- metadata, promises, workflows -----------------------------------------------------------------
-
 _ROOT = pathlib.Path(__file__).parents[1]
 _SETTINGS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _PROJECT = _SETTINGS["project"]

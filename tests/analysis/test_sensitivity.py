@@ -67,9 +67,6 @@ def test_rounding_errors_of_kernels_fall_with_bits(name, model, digits):
             assert errors[3] < 0.7 * errors[0]
 
 
-# -- what is measured --------------------------------------------------------------------------
-
-
 @pytest.mark.thorough
 def test_every_linear_layer_and_every_stream_has_a_row(found):
     rows = {layer.name: layer for layer in found.layers}
@@ -159,9 +156,6 @@ def test_divergence_is_that_of_the_probabilities():
     assert meter.damage().top1_drop is None
 
 
-# -- what is suggested -------------------------------------------------------------------------
-
-
 @pytest.mark.thorough
 def test_the_suggestion_is_nearer_to_float_than_uniform_bits_of_the_same_mean(found, model, digits):
     wanted = model(digits.test_images.astype(np.float32)).numpy()
@@ -209,9 +203,6 @@ def test_bits_go_where_they_save_most_for_their_number():
     assert mean_bits(bits, "weight_bits") <= 2.06
 
 
-# -- how it is shown ---------------------------------------------------------------------------
-
-
 def test_tables_have_the_most_sensitive_layer_first_and_rows_say_what_was_measured(found):
     names = [layer.name for layer in found.ranked()]
     lost = [layer.damage.top1_drop for layer in found.ranked()]
@@ -239,9 +230,6 @@ def test_pictures_are_drawn_for_every_metric(found, suffix, tmp_path):
         dataclasses.replace(found, metric=metric).write_picture(path)
         contents.add(path.read_bytes())
     assert len(contents) == 3
-
-
-# -- bad input ---------------------------------------------------------------------------------
 
 
 def test_a_model_without_classes_or_of_any_size_has_its_distance_measured():

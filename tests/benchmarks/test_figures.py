@@ -251,9 +251,6 @@ def test_the_first_steps_of_the_figure_are_of_order_one():
     assert during.holds
 
 
-# -- all figures -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tables():
     """The numbers of each figure, of few samples."""

@@ -16,8 +16,6 @@ from tests.training.report_folder import write_rows
 from tests.training.reproduction.fake import FakeRunner, outcome
 from tests.training.reproduction.test_run import TWO_STEPS
 
-# -- claims ----------------------------------------------------------------------------------------
-
 BETTER = Claim("a is better", "", "", plus="a", minus="b", low=2.0)
 ALIKE = dataclasses.replace(BETTER, low=-2.0, high=2.0)
 ABOVE = dataclasses.replace(BETTER, low=0.0)

@@ -484,8 +484,6 @@ def test_python_and_the_command_make_the_same_file_and_model(
     np.testing.assert_allclose(np.asarray(quantized(given)), saved(given).numpy(), atol=1e-4)
 
 
-# -- the last lines --------------------------------------------------------------------------------
-
 GOOD, RED = Marked("0 codes differ", "good"), Marked("9 codes differ", "bad")
 OF_64 = {"held_out_images": 64, "tflite_images": 64, "parameters": 9, "seconds": 1.0}
 LOSING = Results(**OF_64, tflite_top1=0.875, quantized_top1=0.5, float_top1=0.9375)

@@ -21,8 +21,6 @@ from tests.export import zoo
 from tests.loading import hostile
 from tests.training.small import write_pictures
 
-# -- what is verified ------------------------------------------------------------------------------
-
 
 def test_arguments_name_a_file_and_its_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -134,9 +132,6 @@ def test_certificates_are_checked_on_the_files_that_they_were_made_with(folder, 
     for certificate in certificates:
         said = sat(f"{verify} --certificate {certificate}", status=2)
         assert "2 of 9 pictures that are not there or have changed (006.png, 008.png)" in said
-
-
-# -- where nothing but what the documentation says is installed ------------------------------------
 
 
 @pytest.mark.thorough

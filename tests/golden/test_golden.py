@@ -37,9 +37,6 @@ def test_a_file_of_an_earlier_version_gives_what_it_gave(name, tmp_path):
     assert all(level.constraint.minimum == 1e-3 for level in levels)
 
 
-# -- the mark ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["model.keras", "model.h5", "model"])
 def saved(request, tmp_path):
     """A model in every format, with the images of `trained`."""

@@ -236,9 +236,6 @@ def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
         np.testing.assert_array_equal(found[name], expected[name])
 
 
-# -- functions -------------------------------------------------------------------------------------
-
-
 FUNCTIONS = [
     *map(L.Activation, ("sigmoid", "hard_sigmoid", "tanh", "softsign", "softplus", "exponential")),
     *map(L.Activation, ("elu", "selu", "swish", tf.nn.silu, "gelu", gelu_by_tanh, "mish")),

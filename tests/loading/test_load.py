@@ -295,9 +295,6 @@ def test_the_order_in_the_file_is_free(good):
     assert load_model(path).count_params() == small().count_params()
 
 
-# -- the file --------------------------------------------------------------------------------------
-
-
 def _write(path, version, config):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("metadata.json", json.dumps({"keras_version": version}))

@@ -166,9 +166,6 @@ def test_the_style_reaches_nothing_else_on_the_page():
     assert all(selector.startswith(".sat-tf ") for selector in selectors)
 
 
-# -- on a terminal of any width --------------------------------------------------------------------
-
-
 def _wide_table(draws):
     """A table like those of commands: a name, and numbers and sentences under heads of words."""
     names = ["block_" * int(draws.integers(1, 9)) + str(place) for place in range(5)]
@@ -203,9 +200,6 @@ def test_all_tables_of_the_package_fit_a_terminal():
         assert not built.search(source.read_text("utf-8")), source  # only of FittingTable
 
 
-# -- on a terminal ---------------------------------------------------------------------------------
-
-
 def test_control_characters_are_text_wherever_they_stand_and_colours_of_our_own_stay():
     table = rich.table.Table("name\x07")
     table.add_row("layer\x1b[2J")
@@ -219,8 +213,6 @@ def test_control_characters_are_text_wherever_they_stand_and_colours_of_our_own_
     red = shown(Text("x", style="red"), force_terminal=True, color_system="standard")
     assert red == "\x1b[31mx\x1b[0m\n"
 
-
-# -- on a page -------------------------------------------------------------------------------------
 
 TEMPLATES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.html"))
 
@@ -253,9 +245,6 @@ def test_what_a_template_is_not_given_is_an_error_and_control_characters_of_valu
     page = render("messages/notebook.html", headline=name, tables={}, notes=[])
     assert r"layer\u202egnp.exe\x1b[2J" in page
     assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in of_one_cell(Marked(name, "name")).to_html("")
-
-
-# -- charts ----------------------------------------------------------------------------------------
 
 
 def svg(figure):

@@ -228,9 +228,6 @@ def test_frozen_layers_stay_frozen_and_4_bits_are_4_bits_mo950_mo574(both):
         assert all(len(np.unique(kernel[..., i])) <= 16 for i in range(kernel.shape[-1]))
 
 
-# -- their files -----------------------------------------------------------------------------------
-
-
 def _normalized_behind(layer, tensor):
     return L.ReLU()(L.BatchNormalization(momentum=0.0)(layer(tensor)))
 

@@ -94,8 +94,6 @@ def test_a_table_of_an_earlier_version_lacks_fields_that_have_a_default(tmp_path
         kind.read(folder)
 
 
-# -- what is done ----------------------------------------------------------------------------------
-
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
 

@@ -100,9 +100,6 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
         sat_tf.allocate(model, None, 4, budget={"bytes": lengths[0] - 1}, **options)
 
 
-# -- what is chosen ----------------------------------------------------------------------------
-
-
 def test_no_other_choice_within_the_budget_costs_less(model, found):
     choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
     problem = BitProblem(choices, read_budget(SMALL)).knapsack
@@ -194,9 +191,6 @@ def test_measured_costs_fall_with_bits(model):
         assert table.size == 1 or table[0, 0] > 100 * table[-1, -1] > 0.0
 
 
-# -- what the policy is good for ---------------------------------------------------------------
-
-
 def _trains_and_exports(model, found, path):
     images = images_for(model, 64)
     labels = np.arange(len(images)) % model.output_shape[-1]
@@ -263,9 +257,6 @@ def test_bits_of_layers_are_means_where_channels_have_their_own(model, tmp_path)
     assert certificate.codes_differing == 0
 
 
-# -- how it is shown ---------------------------------------------------------------------------
-
-
 def test_the_table_says_bits_totals_and_the_proof_and_rows_have_the_bits(found):
     text = found.table()
     for words in ("residual: bits by table", "file bytes", "proven optimal (gap 0)", "shortcut"):
@@ -275,9 +266,6 @@ def test_the_table_says_bits_totals_and_the_proof_and_rows_have_the_bits(found):
     rows = found.to_rows()
     assert all(tuple(row) == found.COLUMNS for row in rows)
     assert [row["weight_bits"] for row in rows] == [layer.weight_bits for layer in found.layers]
-
-
-# -- what is refused ---------------------------------------------------------------------------
 
 
 def test_limits_that_exclude_each_other_are_all_listed(model):

@@ -14,8 +14,6 @@ from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis.allocation.small_models import joined, residual
 
-# -- what can be chosen ----------------------------------------------------------------------------
-
 L = keras.layers
 BITS = (2, 4, 8)
 EVERYWHERE = {"first_last_weight_bits": None}

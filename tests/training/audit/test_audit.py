@@ -29,9 +29,6 @@ def rules_of(row):
     return {finding.rule: finding for finding in row.findings}
 
 
-# -- what is in an audit -----------------------------------------------------------------------
-
-
 def test_a_plain_model_has_its_kernels_as_effective_weights():
     model = small_float_model()
     audit = sat_tf.audit(model)
@@ -96,9 +93,6 @@ def test_a_tfmot_model_of_another_scheme_is_seen_as_it_computes():
     shares = keras.Model(model.input, L.Dense(3, activation="softmax")(model.output))
     with pytest.raises(ValueError, match="a softmax inside"):
         sat_tf.audit(tfmot.quantization.keras.quantize_model(shares), (IMAGES, LABELS))
-
-
-# -- the verdicts ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

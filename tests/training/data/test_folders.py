@@ -23,8 +23,6 @@ from tests.training.data.contract import pieces
 from tests.training.data.photographs import corrupt_files, encoded, odd_files, photograph
 from tests.training.small import write_pictures
 
-# -- the source ------------------------------------------------------------------------------------
-
 CLASSES = ("ant", "bee", "cat")
 CORRUPT = corrupt_files()
 

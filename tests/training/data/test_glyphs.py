@@ -164,8 +164,6 @@ def test_a_picture_does_not_depend_on_its_neighbours(face):
         np.testing.assert_array_equal(alone, together[number])
 
 
-# -- the set ---------------------------------------------------------------------------------------
-
 SMALL = {"num_classes": 12, "train_per_class": 10, "test_per_class": 5}
 
 

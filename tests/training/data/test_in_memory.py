@@ -193,8 +193,6 @@ def test_enlarging_is_the_bilinear_one_of_pillow(image_size, scans):
     assert abs(np.sort(found, axis=0) - np.sort(expected, axis=0)).max() <= 0.5 + 1e-3
 
 
-# -- what is made once -----------------------------------------------------------------------------
-
 ARRAYS = {"codes": np.arange(10_000, dtype=np.int32), "picture": np.full((50, 50), 7, np.uint8)}
 
 
@@ -276,9 +274,6 @@ def test_the_argument_wins_over_the_environment_and_that_over_the_home(monkeypat
     ):
         change()
         assert cache_folder() == pathlib.Path.home() / ".cache" / "sat_tf"
-
-
-# -- by name ---------------------------------------------------------------------------------------
 
 
 def test_a_set_in_memory_is_a_source_with_shifts():

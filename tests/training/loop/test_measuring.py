@@ -18,8 +18,6 @@ from sat_tf.training.run_folder import EpochMetrics, RunFolder
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
-# -- what is measured, and the best epoch ----------------------------------------------------------
-
 
 def _held_out():
     images = small_images()
@@ -130,8 +128,6 @@ def test_every_epoch_is_measured_as_the_stage_will_end_but_not_the_start(replica
     assert measured[1] > start + 0.5 * size
     assert measured[2] > measured[1] + 0.5 * size
 
-
-# -- what an epoch is resumed from -----------------------------------------------------------------
 
 IMAGES = small_images()
 

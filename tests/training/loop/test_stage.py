@@ -33,8 +33,6 @@ from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder, RunState
 from tests.training.small import small_images, small_quantized_model
 
-# -- how a stage trains ----------------------------------------------------------------------------
-
 CONFIG = """
 name: small
 data: {name: digits}
@@ -175,9 +173,6 @@ def test_mixed_float16_scales_the_loss_so_that_small_gradients_are_not_lost():
     assert scatter < 0.05
 
 
-# -- what it records -------------------------------------------------------------------------------
-
-
 def events(folder):
     """(tag, step) -> value of all event files in a folder."""
     found = {}
@@ -278,8 +273,6 @@ def test_a_worker_that_does_not_write_keeps_the_rows(tmp_path):
     assert rows == [row("float", 1)]
     assert not list(tmp_path.iterdir())
 
-
-# -- what a run shows ------------------------------------------------------------------------------
 
 RESULTS = {"float_top1": 0.98765, "quantized_top1": 0.9825, "quantized_top5": 0.999}
 RESULTS |= {"tflite_top1": 0.98, "held_out_images": 359, "verified_images": 128}

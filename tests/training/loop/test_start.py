@@ -133,8 +133,6 @@ def test_a_softmax_at_the_end_of_a_file_is_taken_off(own_layer, tmp_path):
     np.testing.assert_allclose(read(IMAGES), small_float_model()(IMAGES), rtol=1e-6)
 
 
-# -- what they are fed -----------------------------------------------------------------------------
-
 RANGES = """
 name: ranges
 data: {name: digits}

@@ -31,8 +31,6 @@ from tests.training.loop import test_stage
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
-# -- in a stage ------------------------------------------------------------------------------------
-
 CONFIG = """
 name: small
 data: {name: digits, shift_pixels: 1}

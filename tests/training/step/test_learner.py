@@ -228,9 +228,6 @@ def test_images_without_a_label_do_not_count_and_a_label_that_is_no_class_is_nev
     assert float(metric.result()) == 0.5
 
 
-# -- what is drawn ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def _generators_that_can_be_set():
     keras.backend.experimental.enable_tf_random_generator()
