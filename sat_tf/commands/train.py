@@ -103,7 +103,7 @@ def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
 def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
-    """Trains, exports and verifies, or finishes a run; prints the table of results."""
+    """Trains, exports and verifies, or finishes a run; prints results; False for a red headline."""
     with folder.opened():  # which refuses a folder that cannot be written to
         if resume is not False:
             expect_same_run(folder, config)

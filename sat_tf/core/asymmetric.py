@@ -147,6 +147,7 @@ def quantize_skewed(
 def _skewed(
     n: Namespace, x: Tensor, alpha: Tensor, skew: Tensor, *, num_bits: grids.Bits, **settings: Any
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The value of `quantize_skewed`, and the ends of its range, which the gradient needs."""
     levels = grids.levels(num_bits)
     low, high = ends_of_skew(alpha, n.maximum(n.minimum(skew, 1.0), -1.0), n.where)
     scale, below = scale_and_zero(high, n.exact_divisor(levels, alpha), low, 0.0, n.floor)

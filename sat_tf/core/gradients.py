@@ -118,7 +118,7 @@ STRAIGHT_THROUGH = Surrogate()
 def passed_back(
     upstream: Tensor, error: Tensor, intervals: Any, surrogate: Surrogate = STRAIGHT_THROUGH
 ) -> Tensor:
-    """The gradient that rounding passes back, g · f(g, e), for a range of a intervals.
+    """The gradient that rounding passes back, g · f(g, e), for a range of `intervals` intervals.
 
     The error e = u - round(u) is in codes. Beyond 1/2 it counts as 1/2, and NaN as 0, so that it
     does not spread through sums over a layer.

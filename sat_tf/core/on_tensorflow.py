@@ -274,14 +274,14 @@ def clipped_gradients(
     the sum has its terms in another order.
 
     The lower end is the number 0, or a float32 scalar that is at most 0; the upper one is at least
-    0, and above the lower. `reference` makes r of x and y.
+    0, and above the lower. `reference` computes r from x and y.
     """
     if passed is not upstream:
         within = (x > lowest) & (x < highest)
         dx, r = tf.where(within, passed, 0.0), reference(x, value)
-        through = tf.where(within, upstream, 0.0) if r is value else dx
+        inner_gradient = tf.where(within, upstream, 0.0) if r is value else dx
         q = tf.where(tf.math.is_nan(value), 0.0, value)
-        return dx, tf.reduce_sum(upstream * q - through * tf.where(within, r, 0.0))
+        return dx, tf.reduce_sum(upstream * q - inner_gradient * tf.where(within, r, 0.0))
     low_edge, high_edge = tf.constant(JUST_ABOVE_ZERO), highest * JUST_BELOW_ONE
     if tf.is_tensor(lowest):
         low_edge = tf.where(lowest < 0.0, lowest * JUST_BELOW_ONE, low_edge)
@@ -295,9 +295,9 @@ def clipped_gradients(
         by_readers = sum_by_readers(value, upstream)
         by_normalization = sum_by_normalization(x, inner_upstream) if r is values else None
         norm = normalization_of(x)
-        of_batch = norm is not None and norm.get_attr("is_training")
-        if by_readers is not None and by_normalization is not None and of_batch:
-            # One number that is not finite, and the statistics of the batch are not, nor anything
+        on_batch_statistics = norm is not None and norm.get_attr("is_training")
+        if by_readers is not None and by_normalization is not None and on_batch_statistics:
+            # Where one number is not finite, neither are the statistics of the batch, nor anything
             # that is computed from them: there is nothing to leave out.
             return inner_upstream, by_readers - by_normalization
         if by_readers is None:
@@ -400,7 +400,7 @@ _CONVOLUTIONS = {
 
 
 def sum_by_readers(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
-    """Σ g y as Σ_k ⟨Ξ_k, ∂L/∂Ξ_k⟩ over the linear layers that read y.
+    """Σ g y as Σ_k ⟨Ξ_k, ∂L/∂Ξ_k⟩ over the linear layers that read y with weights Ξ_k.
 
     None where not all of g, the gradient of the loss with respect to y, is the gradient of such
     layers in this graph.

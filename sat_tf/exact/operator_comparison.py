@@ -189,7 +189,7 @@ class OperatorComparison(RowTable):
     def _tables(self) -> Mapping[str, Table[ComparedOperator]]:
         firsts = {name: self.first_differing(name) for name in self.runtimes}
 
-        def counted(name: str) -> Column[ComparedOperator]:
+        def column_of(name: str) -> Column[ComparedOperator]:
             def differing(operator: ComparedOperator) -> Cell:
                 if name not in operator.counts:
                     return ""
@@ -218,7 +218,7 @@ class OperatorComparison(RowTable):
             Column("multiply-adds", adds, digits(","), number=True),
             Column("simulated", lambda row: row.reason or "yes", wrap="fold"),
             Column("codes", codes, digits(","), number=True),
-            *map(counted, self.runtimes),
+            *map(column_of, self.runtimes),
         ]
         return {"Operators": Table(columns=columns, rows=self.operators)}
 
@@ -406,7 +406,7 @@ class _Counter:
         specs: list[RuntimeKind],
         running: Mapping[str, Runtime | OneImageRuntime],
     ) -> None:
-        self._file, self._kinds, self._running = file, specs, running
+        self._file, self._runtimes, self._running = file, specs, running
         self._delegated = cast(Runtime, running["xnnpack"]).delegated
         self._graph = file.graph
         tensors = file.contents.tensors
@@ -466,13 +466,14 @@ class _Counter:
     def _count(
         self, number: int, operation: Operation, image: Pixels, tensors_of: Mapping[str, _Kept]
     ) -> None:
+        """Adds an image to the counts of an operator, from what each runtime computed for it."""
         counts, output = self.operators[number].counts, self._places[operation.output]
         simulated: dict[str, np.ndarray] = {}  # from XNNPACK's inputs, by kernel set
         inputs = {name: self._inputs(operation, image, kept) for name, kept in tensors_of.items()}
         xnnpack_inputs, by_xnnpack = inputs["xnnpack"], tensors_of["xnnpack"].get(output)
         if xnnpack_inputs is None or by_xnnpack is None:
             return
-        for spec in self._kinds:
+        for spec in self._runtimes:
             kernels, count = spec.kernels, counts[spec.name]
             if kernels in XNNPACK_SETS and number not in self._delegated:
                 # XNNPACK leaves the operator to the builtin kernels.
@@ -480,8 +481,8 @@ class _Counter:
                 builtin = kernel_sets.builtin_of_this_machine()
                 kernels = builtin if is_here else kernel_sets.BUILTIN_ARM
             if kernels.name not in simulated:
-                again = self._simulate(operation, kernels, xnnpack_inputs, by_xnnpack)
-                simulated[kernels.name] = again
+                expected = self._simulate(operation, kernels, xnnpack_inputs, by_xnnpack)
+                simulated[kernels.name] = expected
             expected = simulated[kernels.name]
             count.beside_xnnpack.add(by_xnnpack, expected)
             reads, computed = inputs.get(spec.name), tensors_of.get(spec.name, {}).get(output)

@@ -147,7 +147,7 @@ def _on_one_scale(values: np.ndarray, end: float) -> tf.Tensor:
 
 
 def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
-    """Computes a linear layer, whose kernel is stored with the codes of a FakeQuant."""
+    """Computes a linear layer, with a FakeQuant from which the converter takes its codes."""
     kernel, window, scales, bias = op.real_kernel, op.window, op.scales.astype(np.float32), op.bias
     if not op.real:
         bias = bias * (float(graph.codes(op.inputs[0]).scale) * scales.astype(np.float64))
@@ -163,9 +163,9 @@ def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
         kernel = kernel[:, np.newaxis, np.newaxis, :]
     # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
     # one it writes wrong codes, or leaves the layer float.
-    last = kernel[:, :, np.newaxis, :] if is_depthwise else np.moveaxis(kernel, 0, -1)
+    channels_last = kernel[:, :, np.newaxis, :] if is_depthwise else np.moveaxis(kernel, 0, -1)
     weights = tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        tf.constant(last), -ends, ends, num_bits=8, narrow_range=True
+        tf.constant(channels_last), -ends, ends, num_bits=8, narrow_range=True
     )
     if is_depthwise:
         channels = x.shape[-1]

@@ -197,7 +197,7 @@ def _splits(layer: keras.layers.Layer, calls: int) -> bool:
     if isinstance(layer, keras.layers.InputLayer):
         return False
     is_shared = calls > 1 and not layer.weights
-    return _unwrapped(layer) is not layer or _parts_with_activation(layer, calls) or is_shared
+    return _unwrapped(layer) is not layer or _splits_off_activation(layer, calls) or is_shared
 
 
 def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -225,11 +225,11 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
     return inner if is_same else layer
 
 
-def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
+def _splits_off_activation(layer: keras.layers.Layer, calls: int) -> bool:
     """Whether the activation becomes layers: it is a user's own, or its layer has several calls."""
     layer_kind = layer_kinds.find_kind(layer)
-    has_one = layer_kind.kernels or layer_kinds.is_activation(layer)
-    if not has_one or layer_kinds.activation_name(layer) == "linear":
+    has_activation = layer_kind.kernels or layer_kinds.is_activation(layer)
+    if not has_activation or layer_kinds.activation_name(layer) == "linear":
         return False
     if calls > 1 and layer_kinds.role_of(layer) is Role.LINEAR:
         return True
@@ -237,7 +237,7 @@ def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
         return False
     if not layer_kinds.is_activation(layer) or isinstance(layer.activation, keras.layers.Layer):
         return True
-    # A layer that only applies a function that must be run is apart already.
+    # A function that cannot become layers stays in this layer, which does nothing else.
     outputs = layer.inbound_nodes[0].outputs
     symbol = keras.Input(outputs.shape[1:], outputs.shape[0], dtype=outputs.dtype)
     return _operations_of(layer.activation, symbol) is not None
@@ -322,7 +322,7 @@ class _Flattener:
         if source is not layer and not training_argument(new_layer.call, None):
             options.pop("training", None)
         outputs = new_layer(*arguments, **options)
-        if _parts_with_activation(source, self.counts.get(id(layer), 1)):
+        if _splits_off_activation(source, self.counts.get(id(layer), 1)):
             return self._activated(source, outputs, new_layer, place)
         return outputs
 
@@ -368,7 +368,7 @@ class _Flattener:
         name = path if is_outer_name else self._name(path, path)
         self.origins[name] = path
         source, changes = _unwrapped(layer), dict[str, Any]()
-        if _parts_with_activation(source, self.counts.get(id(layer), 1)):
+        if _splits_off_activation(source, self.counts.get(id(layer), 1)):
             changes = {"activation": "linear", "activity_regularizer": None}
         if source is not layer and hasattr(source, "axis"):
             changes["axis"] = -1

@@ -184,7 +184,7 @@ def refused(function: _Function, model: keras3.Model, *args: Any, **kwargs: Any)
 def quantized(
     _: _Function, model: keras3.Model, policy: BitPolicy | int | None = None
 ) -> keras3.Model:
-    """Quantizes a model by a plan that is made of its twin, as `quantize_model` makes one."""
+    """Quantizes a model by the plan that `quantize_model` would make for its twin."""
     if any(isinstance(layer, QuantizedLayer) for layer in model._flatten_layers()):
         raise ModelError(
             model.name,
@@ -200,8 +200,8 @@ def quantized(
         )
     policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
     translation = translated(model, is_twin=True)
-    # The Keras 3 layers by the names that their twins have in the flat model.
     by_path = {path: Original(layer, twin) for path, layer, twin in translation.layers()}
+    # The Keras 3 layers by the names that their twins have in the flat model.
     originals = flattened(translation.model).carried(by_path)
     plan = quantized_model(translation.model, None, policy, is_private=True)
     warn_of_lost_zeros(plan)

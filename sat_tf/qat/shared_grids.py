@@ -214,7 +214,7 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
 
 
 def _holders(network: Network, node: Node) -> Iterator[str]:
-    """The layers that give a tensor its grid: its own, or those that read it as it is."""
+    """The layers that give a tensor its grid: its own, or rectifiers and identities after it."""
     if _quantizer(node) is not None:
         yield node.name
         return

@@ -135,8 +135,8 @@ def _registering_problem(name: Any, cls: Any, table: Classes, base: type) -> str
     owner = QUANTIZERS.get(name)
     # A cell of a notebook that runs again makes the same class again.
     is_same = owner and (owner.__module__, owner.__qualname__) == (cls.__module__, cls.__qualname__)
-    again = is_same and table.get(name) is owner
-    if not again and (owner is not None or name in table):
+    is_again = is_same and table.get(name) is owner
+    if not is_again and (owner is not None or name in table):
         return "received a name that another quantizer has; choose another one."
     return None
 

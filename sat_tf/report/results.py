@@ -233,13 +233,13 @@ class Results(Displayed):
 
 def of_certificate(certificate: Certificate) -> dict[str, Any]:
     """The entries of the results that the certificate of a file gives."""
-    share = (
+    score = (
         {"tflite_top1": certificate.top1["tflite"]}
         if certificate.top1
         else {"tflite_agreement": certificate.float_outputs[0].agreement}
     )
     return {
-        **share,
+        **score,
         "tflite_images": certificate.num_images,
         "verified_images": certificate.num_images,
         "file_bytes": certificate.bytes,

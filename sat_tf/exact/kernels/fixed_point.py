@@ -46,14 +46,14 @@ Terms = list[np.ndarray]  # The codes of both tensors of a sum.
 
 
 def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
-    """Returns positive float64 multipliers in fixed point: m rounded half up."""
+    """Returns positive multipliers in fixed point, each m rounded half up."""
     fractions, exponents = np.frexp(np.asarray(multipliers, np.float64))
     mantissas = np.floor(np.ldexp(fractions, _MANTISSA_BITS) + 0.5).astype(np.int64)
     carried = mantissas == 1 << _MANTISSA_BITS
     mantissas = np.where(carried, mantissas >> 1, mantissas)
     exponents = exponents.astype(np.int64) + carried
-    is_held = exponents >= _SMALLEST_EXPONENT
-    return Multipliers(np.asarray(mantissas * is_held), np.asarray(exponents * is_held))
+    is_nonzero = exponents >= _SMALLEST_EXPONENT
+    return Multipliers(np.asarray(mantissas * is_nonzero), np.asarray(exponents * is_nonzero))
 
 
 def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:

@@ -402,7 +402,7 @@ def _in_usual_order(operator: OperatorView) -> OperatorView:
 def _kernel_of(
     operator: OperatorView, linear_kind: LinearKind, *, real: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the codes as `LinearKind` lays them out, and the scale of each output channel."""
+    """Returns a kernel's codes as `LinearKind` lays them out, and each output channel's scale."""
     weights = operator.kernel()
     if not real and weights is not operator.tensor(1):
         raise NotUnderstoodError(f"its kernel {operator.tensor(1).name} is float")

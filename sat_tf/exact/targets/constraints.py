@@ -211,11 +211,11 @@ def small_strides(operator: StoredOperator) -> Failures:
 def grown_by_strides(operator: StoredOperator) -> Failures:
     """The output of a transposed convolution has the size that padding gives it."""
     kernel, source = operator.reads[1:3]
-    by_axis = _option(operator, "strideH"), _option(operator, "strideW")
-    same = _option(operator, "padding") == tfl.Padding.SAME
+    strides = _option(operator, "strideH"), _option(operator, "strideW")
+    is_same = _option(operator, "padding") == tfl.Padding.SAME
     expected = tuple(
-        size * stride + (0 if same else max(window - stride, 0))
-        for size, stride, window in zip(source.shape[1:3], by_axis, kernel.shape[1:3], strict=True)
+        size * stride + (0 if is_same else max(window - stride, 0))
+        for size, stride, window in zip(source.shape[1:3], strides, kernel.shape[1:3], strict=True)
     )
     shape = operator.outputs[0].shape
     if shape[1:3] != expected:

@@ -458,7 +458,7 @@ _PIECE = 2**24
 
 
 def gzip_size(content: bytes) -> int:
-    """Returns the bytes after gzip at its default level (6), with no time stamp.
+    """Returns the number of bytes after gzip at its default level (6), with no time stamp.
 
     Large files are compressed in pieces, as many at a time as there are processors. The pieces
     together are a gzip file too, larger by some bytes in a million.

@@ -191,8 +191,8 @@ def _sliced(call: OldCall) -> Replacement | None:
         return None
     if Ellipsis not in spec:
         spec.append(Ellipsis)
-    at = spec.index(Ellipsis)
-    spec[at : at + 1] = [slice(None)] * (rank - len(spec) + 1)
+    ellipsis_axis = spec.index(Ellipsis)
+    spec[ellipsis_axis : ellipsis_axis + 1] = [slice(None)] * (rank - len(spec) + 1)
     batch, *slices = [_bounds(value) for value in spec]
     if batch != [None, None, None] or any(bounds is None for bounds in slices):
         return None

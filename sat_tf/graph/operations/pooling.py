@@ -37,10 +37,10 @@ def _reduced(spatial: str, channel: str, call: OldCall) -> Replacement | None:
         return None
     if keepdims:
         return one_layer(tensor, channel)
-    inner = call.shape
-    if not inner or inner.count(None) > 1:
+    output_shape = call.shape
+    if not output_shape or output_shape.count(None) > 1:
         return None
-    shape = [-1 if size is None else size for size in inner]
+    shape = [-1 if size is None else size for size in output_shape]
     return Replacement(
         [tensor], [new_layer(channel, suffix="channel"), new_layer("Reshape", shape)]
     )

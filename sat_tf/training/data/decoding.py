@@ -430,18 +430,18 @@ class PictureSource(ImageSource):
         self.num_train, self.num_test = self.train.count, self.held_out.count
 
     def _training_batches(self, order: Order) -> tf.data.Dataset:
-        def image(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def labelled_image(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded, label, is_turned = self.train.read(*row)
             # The crop of a picture does not depend on its batch.
-            of_epoch = tf.stack([tf.constant(order.seed, tf.int64), epoch])
+            seed_of_epoch = tf.stack([tf.constant(order.seed, tf.int64), epoch])
             number = self.train.number(*row)
-            key = tf.random.experimental.stateless_fold_in(of_epoch, number, alg=RANDOM)
+            key = tf.random.experimental.stateless_fold_in(seed_of_epoch, number, alg=RANDOM)
             return training_crop(
                 encoded, key, self.image_size, is_turned=is_turned, crops=self.crops
             ), label
 
         pieces = order.in_pieces(self.train.training_rows(order))
-        batches = self._images(pieces, image, self.train, has_epochs=True)
+        batches = self._images(pieces, labelled_image, self.train, has_epochs=True)
         return as_given(batches, deterministic=self.deterministic)
 
     def _held_out_batches(self, order: Order) -> tf.data.Dataset:
@@ -471,7 +471,7 @@ class PictureSource(ImageSource):
         """Returns pictures prepared like the held-out ones, and their labels."""
         shape = (self.image_size, self.image_size, 3)
 
-        def image(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def labelled_image(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded, label, _ = pictures.read(*row)
             # Pillow decodes and resizes without the lock of the interpreter, on all cores.
             pixels = tf.numpy_function(
@@ -481,12 +481,12 @@ class PictureSource(ImageSource):
             )
             return tf.ensure_shape(pixels, shape), label
 
-        return self._images(rows.batch(_HELD_OUT_AT_ONCE), image, pictures).unbatch()
+        return self._images(rows.batch(_HELD_OUT_AT_ONCE), labelled_image, pictures).unbatch()
 
     def _images(
         self,
         pieces: tf.data.Dataset,
-        image: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+        labelled_image: Callable[..., tuple[tf.Tensor, tf.Tensor]],
         pictures: EncodedPictures,
         *,
         has_epochs: bool = False,
@@ -508,7 +508,7 @@ class PictureSource(ImageSource):
                     try:
                         encoded, *_ = pictures.read(*map(tf.convert_to_tensor, bare_row))
                         whole_picture(encoded.numpy(), turns=False)  # which gives the better reason
-                        image(*map(tf.convert_to_tensor, row))
+                        labelled_image(*map(tf.convert_to_tensor, row))
                     except (tf.errors.OpError, ValueError) as error:
                         raise ReadingError(
                             f"{pictures.name(*bare_row)}: received a picture that cannot be read "
@@ -525,7 +525,7 @@ class PictureSource(ImageSource):
         @tf.autograph.experimental.do_not_convert
         def piece(*rows: tf.Tensor) -> tf.data.Dataset:
             images = tf.data.Dataset.from_tensor_slices(rows).map(
-                image, num_parallel_calls=cores, deterministic=self.deterministic
+                labelled_image, num_parallel_calls=cores, deterministic=self.deterministic
             )
             # Once a picture has failed, the others of the piece are too few for a batch.
             batch = images.batch(tf.shape(rows[0], tf.int64)[0], drop_remainder=True)
