@@ -147,14 +147,14 @@ MOST_LINES = {
     "exact": 12050,
     "export": 4405,
     "graph": 4950,
-    "keras3": 2520,
+    "keras3": 2525,
     "loading": 860,
     "messages": 1310,
     "planning": 1570,
     "qat": 7635,
     "quantizers": 3970,
     "report": 740,
-    "training": 8320,
+    "training": 8315,
     ".": 1415,  # the modules beside the rooms, together
 }
 

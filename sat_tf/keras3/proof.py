@@ -15,7 +15,6 @@ codes then becomes the other one: these ties do not count as differences of a qu
 
 import contextlib
 import dataclasses
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -218,10 +217,19 @@ def _run(translation: Translated, inputs: list[Any], proof: Proof) -> list[Any]:
     return _walked(translation, inputs, compared)
 
 
+@dataclasses.dataclass
+class _Seen:
+    """The values that a quantized layer of Keras 3 computes on its way to its outputs."""
+
+    kernel: Any = None  # Its effective kernel; None where it has none.
+    # The tensors that it gives to its output quantizer.
+    quantized: list[Any] = dataclasses.field(default_factory=list)
+
+
 @contextlib.contextmanager
-def _watched(layer: Any) -> Iterator[types.SimpleNamespace]:
+def _watched(layer: Any) -> Iterator[_Seen]:
     """A scope that records a layer's effective kernel, and the inputs of its output quantizer."""
-    seen = types.SimpleNamespace(kernel=None, quantized=[])
+    seen = _Seen()
     weights: Any = getattr(layer, "weight_quantizer", None)
     output: Any = getattr(layer, "output_quantizer", None)
 
@@ -288,7 +296,7 @@ def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _compare_quantized(
-    name: str, layer: QuantizedLayer, inputs: Any, seen: types.SimpleNamespace, expected: list[Any]
+    name: str, layer: QuantizedLayer, inputs: Any, seen: _Seen, expected: list[Any]
 ) -> float:
     """The difference of a quantized layer, ties aside, with the effective kernel of Keras 3."""
     output = layer.quantize_config.output

@@ -37,7 +37,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     if name == "mirrored":
         return tf.distribute.MirroredStrategy()
     if name == "multi_worker":
-        _expect_own_address(_cluster()[2])
+        _expect_free_port(_cluster()[2])
         try:
             return tf.distribute.MultiWorkerMirroredStrategy()
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
@@ -143,7 +143,10 @@ def from_all_workers(strategy: tf.distribute.Strategy, line: str) -> list[str]:
 
 
 def waiting_note(name: str) -> str | None:
-    """Says that `make_strategy` is going to wait for other workers; None where it does not."""
+    """Says that `make_strategy` is going to wait for other workers; None where it does not.
+
+    Raises RunError where TF_CONFIG gives this process a host that has no address.
+    """
     if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
         return None
     cluster, task, address = _cluster()
@@ -186,13 +189,12 @@ def _is_address(address: Any) -> bool:
     return is_host and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
 
 
-def _expect_own_address(address: str) -> None:
-    """Raises RunError where this process cannot listen on its port, or its host is nowhere.
+def _expect_free_port(address: str) -> None:
+    """Raises RunError where this process cannot listen on its port: gRPC would abort, or share it.
 
-    gRPC would abort, share the port, or wait for itself without end. It listens on all addresses of
-    the machine, whatever the host in front of the port.
+    It listens on all addresses of the machine, whatever the host in front of the port.
     """
-    host, _, port = address.rpartition(":")
+    port = address.rpartition(":")[2]
     try:
         with socket.socket() as listener:
             if os.name != "nt":  # where it would take a port that is in use
@@ -204,24 +206,26 @@ def _expect_own_address(address: str) -> None:
             f"({error.strerror}), expected a free one; end the process that has it, give each "
             "process its own task.index, or choose another port on all of them."
         ) from error
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Whether an address is one of this machine, and not of one that passes messages on.
+
+    Raises RunError where its host has no address: gRPC would wait for itself without end.
+    """
+    host = address.rpartition(":")[0]
     try:
-        socket.getaddrinfo(host.strip("[]"), None)
+        places = socket.getaddrinfo(host.strip("[]"), None)
     except (OSError, UnicodeError) as error:
         raise RunError(
             f"TF_CONFIG: received the host {host} for this process, which has no address "
             f"({getattr(error, 'strerror', '') or error}), expected the name or address of this "
             "machine; correct it."
         ) from error
-
-
-def _is_of_this_machine(address: str) -> bool:
-    """Whether an address is one of this machine, and not of one that passes messages on."""
-    host = address.rpartition(":")[0]
-    with contextlib.suppress(OSError, UnicodeError):
-        for family, _, _, _, place in socket.getaddrinfo(host.strip("[]"), None):
-            with contextlib.suppress(OSError), socket.socket(family) as listener:
-                listener.bind(place)
-                return True
+    for family, _, _, _, place in places:
+        with contextlib.suppress(OSError), socket.socket(family) as listener:
+            listener.bind(place)
+            return True
     return False
 
 

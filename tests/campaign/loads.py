@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -151,7 +152,7 @@ def _one_is_killed(place: pathlib.Path, ports: Sequence[int]) -> Verdict:
     if second.status != -signal.SIGKILL:
         return Verdict(SOUND, f"it was over before: {first.status}, {second.status}")
     expect_an_end(first)
-    if first.status != 2 or first.err.count("error: ") != 1:
+    if first.status != 2 or len(re.findall("^error: ", first.err, re.MULTILINE)) != 1:
         raise FindingError("unclear", f"status {first.status}: {first.err[-1000:]}")
     expect_whole_files(place)
     for ended in map(_ended, [_start(place, ports, index) for index in range(2)]):

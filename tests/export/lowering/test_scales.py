@@ -270,7 +270,7 @@ def test_every_mean_becomes_portable_on_a_scale_next_to_its_own(size, scales, ze
     source = Codes(np.float32(scales[0]), zeros[0])
     output = Codes(np.float32(scales[0] * scales[1]), zeros[1])
     mean = Mean(("x",), "y")
-    graph = _portable_graph({"x": source, "y": output}, mean, size=150)
+    graph = _portable_graph({"x": source, "y": output}, mean, size=size)
     moved = make_portable(graph)
     assert mean.portability(moved).holds
     assert abs(moved.moved_scales.get("y", 0)) <= 256

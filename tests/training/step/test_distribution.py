@@ -72,7 +72,7 @@ def test_a_host_that_no_process_can_have_is_named_before_anything_waits(monkeypa
     with pytest.raises(
         RunError, match=r"the host first\.\.second for this process, which has no add"
     ):
-        make_strategy("multi_worker")
+        waiting_note("multi_worker")
     lead("192.0.2.1")  # for documentation: no machine has it
     assert "no address of this machine: it waits until it" in waiting_note("multi_worker")
     assert waiting_note("auto") is None
