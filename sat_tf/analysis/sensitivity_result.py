@@ -267,8 +267,8 @@ class Sensitivity(RowTable):
                 raise ValueError(f"average_bits={average_bits!r}: expected a number from 1 to 8.")
             if any(not layer.values_read for layer in self.layers):
                 raise ValueError(
-                    f"average_bits: received a model, {self.model!r}, of any image size, expected "
-                    "one of a fixed size, whose activations can be counted; build it for one, or "
+                    f"average_bits: received the model {self.model!r} for images of any size, "
+                    "expected one size, for which activations can be counted; build it for one, or "
                     "give max_drop."
                 )
             bits = within_average(self.widths(), self.metric, average_bits)

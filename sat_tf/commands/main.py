@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import errno
 import functools
 import gc
 import importlib
@@ -178,6 +179,8 @@ def _sentence(error: Exception) -> str | None:
         return shown(error)
     if isinstance(error, OSError):  # a full disk, or a folder that vanished
         name = error.filename or f"a file, perhaps a temporary one in {_temporary_folder()}"
+        if error.errno == errno.ENAMETOOLONG:
+            return shown(f"{name}: received a path that is too long; choose a shorter one.")
         return shown(
             f"{name}: cannot be read or written ({error.strerror or error}), expected a disk with "
             "room and permission; free some space, or name another folder; TMPDIR names that of "

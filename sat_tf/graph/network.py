@@ -82,9 +82,8 @@ class Network:
         ]:
             raise ModelError(
                 model.name,
-                f"received the inputs {', '.join(unread)}, which no output "
-                "depends on, expected inputs that are read; leave them out of keras.Model(inputs, "
-                "outputs).",
+                f"received the inputs {', '.join(unread)}, expected only inputs on which an output "
+                "depends; leave these out of keras.Model(inputs, outputs).",
             )
         self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
         self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)

@@ -224,8 +224,8 @@ class _Rounds(list[Any]):
         # First it makes the layers.
         if len(self._calls) > 2 and self._calls[-1] == self._calls[-2]:
             raise ValueError(
-                "received layers that wait for each other, expected layers that can be called one "
-                "after the other"
+                "received layers that read one another in a circle, expected layers that can be "
+                "called one after the other"
             )
         return super().__iter__()
 

@@ -167,8 +167,8 @@ class StageConfig(Section):
             problems.append(
                 f"warmup_learning_rate={start:g} with base_learning_rate="
                 f"{self.base_learning_rate:g} and batch_size={self.batch_size}: the warm-up would "
-                f"go down, from {start:g} to {peak:g} (base_learning_rate * batch_size / 256); "
-                "expected at most that peak; lower it, or set it to null."
+                f"go down, expected at most its end, {peak:g} (base_learning_rate * batch_size / "
+                "256); lower it, or set it to null."
             )
         return problems
 

@@ -308,8 +308,8 @@ def plan(
             )
         elif needed == "none" and data_dir is not None:
             problems.append(
-                f"--data_dir {data_dir} with --data {name}: expected none, its images are not in a "
-                "folder; leave it out."
+                f"--data_dir {data_dir} with --data {name}: expected no --data_dir, as its images "
+                "are not read from a folder; leave it out."
             )
     jobs, changes = [], tuple(changes)
     options = {"data": data, "data_dir": data_dir, "changes": changes}

@@ -378,7 +378,7 @@ TEMPORARY = f"error: a file, perhaps a temporary one in {tempfile.gettempdir()}:
     [
         (MemoryError(), "error: out of memory; use"),
         (tf.errors.ResourceExhaustedError(None, None, "OOM"), "error: out of memory; use"),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "x.zip"), f"x.zip: {REFUSED}"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x.zip"), "x.zip: received a path"),
         (FileNotFoundError(errno.ENOENT, "No usable"), TEMPORARY),
         (
             OSError(*NO_ROOM, "run/a.csv"),

@@ -25,6 +25,7 @@ from unittest import mock
 
 import tf_keras as keras
 
+import tests.conftest  # noqa: F401 -- it makes the devices, before anything computes
 from sat_tf.commands import main
 
 FOLDER = pathlib.Path(__file__).parent

@@ -68,9 +68,9 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         yield _unpacked_model(content)
     except _TooMuchError as error:
         raise ValueError(
-            f"{name}: received a TFLite file of {len(content):,} bytes that unpacks to more than "
-            "such a file holds, expected one that sat_tf.export_tflite wrote; export the model "
-            "again."
+            f"{name}: received a TFLite file of {len(content):,} bytes that unpacks to more than a "
+            "file of its size can hold, expected one that sat_tf.export_tflite wrote; export the "
+            "model again."
         ) from error
     except NotUnderstoodError:
         raise

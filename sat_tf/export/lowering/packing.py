@@ -60,10 +60,8 @@ def packing_problem(pack: object) -> str | None:
     if isinstance(pack, str) and pack in ALL_PACKINGS:
         return None
     *names, last = map(repr, PACKINGS)
-    return (
-        f"received {pack!r}, expected {', '.join(names)} or {last}. "
-        f"{did_you_mean(str(pack), PACKINGS)}"
-    )
+    hint = did_you_mean(str(pack), PACKINGS, is_listed=True)
+    return f"received {pack!r}, expected {', '.join(names)} or {last}. {hint}".rstrip()
 
 
 def pack_graph(graph: Graph, pack: str) -> Graph:

@@ -76,7 +76,7 @@ KINDS: Kinds = {
     StopGradient: _IDENTITY,
     L.Lambda: LayerKind(
         quantized=False,
-        fix="write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
+        fix="call its function without a Lambda, as in tf.nn.depth_to_space(x, 2)",
     ),
     # The RandomCrop of Keras 3 passes its input through in inference.
     L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),

@@ -149,8 +149,8 @@ def _pooling(name: str, call: str, layer: str) -> OperationKind:
 
 
 _POOLING = (
-    "sat-tf pools rows and columns, with padding 'SAME' or 'VALID' and channels last; put a "
-    "keras.layers.ZeroPadding2D in front for other margins"
+    "sat-tf pools rows and columns of channels last, with padding 'SAME' or 'VALID' (for other "
+    "margins, put a keras.layers.ZeroPadding2D in front)"
 )
 _REDUCED = (
     "sat-tf takes it over the rows and columns of images, [1, 2], over sequences, 1, or over the "
@@ -185,6 +185,6 @@ OPERATIONS = (
     _pooling("average_pool", "avg_pool", "AveragePooling"),
     _pooling("max_pool", "max_pool", "MaxPooling"),
     OperationKind(
-        "pool", ("compat.v1.nn.pool",), f"{_POOLING}, and without dilation", _pooled_by_kind
+        "pool", ("compat.v1.nn.pool",), f"{_POOLING} and without dilation", _pooled_by_kind
     ),
 )
