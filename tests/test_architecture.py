@@ -142,10 +142,10 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2130,
-    "commands": 3615,
+    "commands": 3620,
     "core": 2370,
-    "exact": 12050,
-    "export": 4405,
+    "exact": 12060,
+    "export": 4400,
     "graph": 4950,
     "keras3": 2525,
     "loading": 860,
@@ -154,7 +154,7 @@ MOST_LINES = {
     "qat": 7635,
     "quantizers": 3970,
     "report": 740,
-    "training": 8315,
+    "training": 8290,
     ".": 1415,  # the modules beside the rooms, together
 }
 

@@ -13,7 +13,7 @@ from sat_tf.exact.operations.operation import Basis, Made, Operation, Portabilit
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import WHOLE, Storage, Tensors, Window
+from sat_tf.exact.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
 _INT32 = 2**31 - 1
@@ -94,6 +94,12 @@ class Linear(Operation):
         # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around silently.
         shifted = self.storage is Storage.INT4 and not self.is_builtin
         return _INT32 >> (4 if shifted else 0)
+
+    def largest_sums(self, source: Codes) -> np.ndarray:
+        """Returns the largest magnitude that Σ codes · input code can have, for each channel."""
+        widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
+        magnitudes = np.abs(self.kernel.astype(np.int64))
+        return np.asarray(np.sum(magnitudes, axis=self.inner_axes) * widest)
 
     @property
     def channel_axis(self) -> int:
@@ -318,8 +324,13 @@ class Linear(Operation):
             pixelwise=pixelwise,
             keeps_dimensions=keeps_dimensions,
         )
-        if (operator.source_codes() is None) != real:
+        source_codes = operator.source_codes()
+        if (source_codes is None) != real:
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
+        if source_codes is not None:
+            sums = operation.largest_sums(source_codes) + np.abs(operation.bias)
+            if np.max(sums, initial=0) > operation.largest_sum:
+                raise NotUnderstoodError("its sums and biases may overflow in kernels")
         return operation, codes
 
     def expect_own_form(self, operator: OperatorView) -> None:

@@ -31,6 +31,8 @@ _LARGEST_RATIO = 4
 _ALWAYS_UNPACKED_BYTES = 2**18
 # Ten times the number of tables in the largest networks for images.
 _MOST_TABLES = 2**17
+# Far above those of networks; the time that LiteRT takes to prepare them grows with their square.
+_MOST_OPERATORS = 10_000
 _TABLE_BYTES = 8
 _OFFSET_BYTES = 4
 # More values than LiteRT itself takes in a tensor on a phone.
@@ -48,7 +50,7 @@ class NotUnderstoodError(ValueError):
 
 
 class _TooMuchError(Exception):
-    """A flatbuffer unpacks to more than a file of its size can hold."""
+    """A flatbuffer unpacks to more than a file of its size, or any network, can hold."""
 
 
 @contextlib.contextmanager
@@ -69,8 +71,8 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
     except _TooMuchError as error:
         raise ValueError(
             f"{name}: received a TFLite file of {len(content):,} bytes that unpacks to more than a "
-            "file of its size can hold, expected one that sat_tf.export_tflite wrote; export the "
-            "model again."
+            f"file of its size can hold, or to more than {_MOST_OPERATORS:,} operators, expected "
+            "one that sat_tf.export_tflite wrote; export the model again."
         ) from error
     except NotUnderstoodError:
         raise
@@ -137,6 +139,8 @@ def _unpacked_model(content: bytes) -> Any:
         graph.inputs = None if packed.InputsIsNone() else packed.InputsAsNumpy()
         graph.outputs = None if packed.OutputsIsNone() else packed.OutputsAsNumpy()
         budget.spend(graph)
+        if packed.OperatorsLength() > _MOST_OPERATORS:
+            raise _TooMuchError
         graph.tensors = _vector(packed, "tensors", _tensor_table, budget)
         graph.operators = _vector(packed, "operators", tfl.OperatorT.InitFromObj, budget)
         model.subgraphs.append(graph)

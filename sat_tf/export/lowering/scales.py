@@ -57,10 +57,7 @@ class Channel:
 
 def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
     """Returns the largest magnitude that Σ codes · input code can have, for each channel."""
-    source = graph.codes(linear.inputs[0])
-    widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
-    magnitudes = np.abs(linear.kernel.astype(np.int64))
-    return np.asarray(np.sum(magnitudes, axis=linear.inner_axes) * widest)
+    return linear.largest_sums(graph.codes(linear.inputs[0]))
 
 
 def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], Graph]:
