@@ -163,8 +163,8 @@ def test_what_is_trained_and_saved_is_loaded_and_goes_on(own, tmp_path):
     assert main.main(["export", str(tmp_path / "model.keras")]) == 0
     assert (tmp_path / "model.tflite").is_file()
     own.export(tmp_path / "saved", verbose=False)
-    served = tf.saved_model.load(tmp_path / "saved").serve(images)
-    np.testing.assert_allclose(served, numpy(own(images)), atol=1e-4)
+    saved = tf.saved_model.load(tmp_path / "saved")  # whose variables go with it
+    np.testing.assert_allclose(saved.serve(images), numpy(own(images)), atol=1e-4)
 
 
 def test_another_policy_keeps_what_was_learnt(own):
