@@ -17,7 +17,6 @@ from sat_tf.messages import first_ones, warn
 from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import QuantizingLayer
-from sat_tf.quantizers.values import AROUND, BEHIND
 from sat_tf.version import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
@@ -136,18 +135,6 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         if training and with_gradient is not None:
             return with_gradient(self.layer, inputs)
         return super()._call_layer(inputs, training)
-
-    def before_quantization(self, inputs: Any, training: Any = False) -> Any:
-        """The input of the output quantizer in `call`: the layer's output on effective weights."""
-        seen: list[tf.Tensor] = []
-
-        def catch(tensor: tf.Tensor) -> tf.Tensor:
-            seen.append(tensor)
-            return tensor
-
-        place = BEHIND if self.place == AROUND else self.place  # what it reads is not quantized
-        self._output_by(catch, place, inputs, training)
-        return seen[0]
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
         """The effective kernel, in float32; None if the layer has no kernel."""

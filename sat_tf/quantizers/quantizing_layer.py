@@ -12,7 +12,7 @@ from sat_tf.arguments import training_argument
 from sat_tf.core.grid import off_halves, on_int8_codes
 from sat_tf.core.tensors import in_float32, namespace
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
-from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, INSTEAD
+from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD
 
 # Stands for the wrapper of either Keras, which is the other base of a class.
 _Wrapper: Any = object
@@ -45,6 +45,18 @@ class QuantizingLayer(_Wrapper):
             return self.output_quantizer(tensor, observes, variables)
 
         return self._output_by(quantize, self.place, inputs, training)
+
+    def before_quantization(self, inputs: Any, training: Any = False) -> Any:
+        """The input of the output quantizer in a call: the output on effective weights."""
+        seen: list[Any] = []
+
+        def catch(tensor: Any) -> Any:
+            seen.append(tensor)
+            return tensor
+
+        place = BEHIND if self.place == AROUND else self.place  # what it reads is not quantized
+        self._output_by(catch, place, inputs, training)
+        return seen[0]
 
     def _output_by(
         self, quantize: Callable[[Any], Any], place: str, inputs: Any, training: Any
