@@ -132,6 +132,29 @@ class Slice(_Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
+class MatrixProduct(_Layer):
+    """The product x · y of two tensors of matrices, which are their last two axes.
+
+    With `transposed`, it is x · yᵀ.
+    """
+
+    def __init__(self, transposed: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.transposed = transposed
+
+    def call(self, inputs: Any) -> Any:
+        """The product of two tensors, in a list."""
+        x, y = inputs
+        n = namespace(y)
+        if self.transposed:
+            *axes, rows, columns = range(len(y.shape))
+            y = n.transpose(y, [*axes, columns, rows])
+        return n.matmul(x, y)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "transposed": self.transposed}
+
+
 class StopGradient(_Layer):
     """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`."""
 

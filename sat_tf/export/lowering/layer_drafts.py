@@ -15,7 +15,15 @@ from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, take
 from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
-from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped, table_of
+from sat_tf.exact.operations.tabled import (
+    Computed,
+    Reshape,
+    joined,
+    matrix_product,
+    moved,
+    sloped,
+    table_of,
+)
 from sat_tf.exact.operations.windows import LinearKind, placement
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
 from sat_tf.export.lowering.drafts import (
@@ -427,6 +435,29 @@ class MeanOfTensors(Draft):
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = self.total.worst_range(codes_of)
         return low / len(self.inputs), high / len(self.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixProductDraft(Draft):
+    """The product of matrices in two tensors."""
+
+    inputs: tuple[str, ...]
+    transposed: bool  # Whether the second one is transposed.
+    call: Callable[..., FloatCall]  # The call of the layer itself on float tensors.
+
+    keeps_stream = True
+
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        if output.codes is None:
+            reals = tuple(map(builder.dequantized, self.inputs))
+            operation: Operation = FloatLayer(reals, output.name, (self.call(*reals),))
+        else:
+            first, second = self.inputs
+            operation = matrix_product(first, second, output.name, transposed=self.transposed)
+        return builder.add(operation, output.shape, output.codes)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        raise TypeError("a matrix product without an observed range.")
 
 
 class OnOneGrid(Draft):
