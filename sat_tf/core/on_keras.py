@@ -51,7 +51,8 @@ def _clip(x: Any, lowest: Any, highest: Any) -> Any:
 def _largest_magnitude(values: Any, axes: Sequence[int] | None) -> tuple[Any, Any]:
     # The maximum keeps its axes, because XLA turns a division by a scalar into a product with its
     # reciprocal, which rounds twice.
-    return ops.max(ops.abs(_without_nan(values, None)), axis=axes, keepdims=True), None
+    magnitudes = ops.abs(_without_nan(values, None))
+    return ops.max(magnitudes, axis=axes, keepdims=True, initial=0.0), None
 
 
 def _without_nan(values: Any, holds_nan: Any) -> Any:
@@ -157,7 +158,7 @@ NAMESPACE = SimpleNamespace(
     in_widest=_in_widest,
     inner_product=lambda a, b, axes: ops.sum(a * b, axis=axes, keepdims=True),
     # The quotient in float64 is the nearest float32 number, which kernels of rsqrt miss by a bit.
-    inverse_root=lambda number: 1.0 / math.sqrt(number),
+    inverse_root=lambda number: 1.0 / math.sqrt(number) if number else math.inf,
     largest_alone=lambda values, largest: ops.where(ops.abs(values) == largest, values, 0.0),
     largest_magnitude=_largest_magnitude,
     range_gradients=_range_gradients,
