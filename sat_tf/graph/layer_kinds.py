@@ -198,7 +198,7 @@ def keeps_range(layer: keras.layers.Layer) -> bool:
     return function_of(layer).keeps_range(layer)
 
 
-def native_of(layer: keras.layers.Layer, *, is_npu: bool) -> NativeFunction | None:
+def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> NativeFunction | None:
     """The operator for a layer's function on codes, or None.
 
     NPUs have many. Of the others, CPUs compute a softmax alone without a table of codes.

@@ -260,7 +260,7 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     if name not in roles.annotations or not roles.quantize_activations:
         return None
     if role is Role.SOFTMAX:
-        operator = layer_kinds.native_of(node.layer, is_npu=True)
+        operator = layer_kinds.native_of(node.layer)
         each_value = layer_kinds.works_on_each_value(node.layer)
         in_codes = operator.ends is None if operator else each_value
         return _Grid() if roles.policy.processor.native and in_codes else None

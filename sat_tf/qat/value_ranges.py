@@ -143,7 +143,7 @@ def _read_by_swish(network: Network, node: Node) -> str | None:
     if layer_kinds.combination_of(node.layer) is not Combination.PRODUCT:
         return None
     for name in node.inputs:
-        native = layer_kinds.native_of(network[name].layer, is_npu=True)
+        native = layer_kinds.native_of(network[name].layer)
         is_gate = native is not None and native.operator == "LOGISTIC"
         if is_gate and sorted(node.inputs) == sorted((name, *network[name].inputs)):
             return network[name].inputs[0]

@@ -389,12 +389,23 @@ class SumWithMap(Draft):
         return np.asarray(self.codes * self.scale, np.float32)
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
-        """See `Draft`; a map of very small values gets a larger scale, as in `summand`."""
+        """See `Draft`; a map of very small values gets a larger scale, as in `summand`.
+
+        Values that saturate whatever they are added to, as those of a mask do, count as the least
+        of these: kernels take no larger scale.
+        """
         name, shape, codes = output.name, output.shape, output.codes
         if codes is None:
             source = builder.dequantized(self.inputs[0])
             return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
         scale, constant = self.scale, self.codes
+        (low, high), grid = codes.real_range, builder.codes(self.inputs[0])
+        ends = grid.real_range if grid else (low, high)
+        saturating = low - ends[1] - 2.0 * codes.real_scale, high - ends[0] + 2.0 * codes.real_scale
+        clipped = np.clip(self.values, *saturating)
+        if np.any(clipped != self.values):
+            scale = np.float32(np.max(np.abs(clipped)) / 127.0)
+            constant = np.rint(clipped / scale)
         if scale / codes.scale < _SMALLEST_SUMMAND:
             scale = np.float32(_COARSE_SUMMAND * codes.scale)
             constant = np.rint(self.values / scale)

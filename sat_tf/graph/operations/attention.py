@@ -8,6 +8,8 @@ The projections are Dense layers of all heads at once, and each head is a matrix
 import math
 from typing import Any
 
+import numpy as np
+
 from sat_tf.graph.operations.operation import (
     Finder,
     NewLayer,
@@ -85,6 +87,28 @@ def _einsum_dense(call: OldCall) -> Replacement | None:
     return Replacement([tensor], layers)
 
 
+# The summand of scores that a mask hides, as Keras has it.
+_HIDDEN = np.float32(-1e9)
+
+
+def _hidden(mask: Any, is_causal: bool, rows: int | None, columns: int | None) -> Any:
+    """The summands of a constant mask, the same for all heads; None where it is no constant."""
+    if rows is None or columns is None or is_keras(mask):
+        return None
+    visible = np.ones((1, rows, columns), bool)
+    if mask is not None:
+        values = np.asarray(mask)
+        if values.ndim != 3 or values.dtype.kind not in "bfiu" or len(values) != 1:
+            return None
+        try:
+            visible = visible & np.broadcast_to(values.astype(bool), visible.shape)
+        except ValueError:
+            return None
+    if is_causal:
+        visible = visible & np.tril(visible)
+    return np.where(visible, np.float32(0.0), _HIDDEN)
+
+
 def _heads(call: OldCall) -> Replacement | None:
     """The layers of a MultiHeadAttention over sequences."""
     layer = call.layer
@@ -92,12 +116,16 @@ def _heads(call: OldCall) -> Replacement | None:
     query, value, key, mask, scores = (
         call.argument(place, name) for place, name in enumerate(names)
     )
-    is_causal = call.node.call_kwargs.get("use_causal_mask", False)
+    is_causal = bool(call.node.call_kwargs.get("use_causal_mask", False))
     key = value if key is None else key
     tensors = [query, key, value]
     if not all(map(is_keras, tensors)) or any(len(tensor.shape) != 3 for tensor in tensors):
         return None
-    if mask is not None or scores or is_causal or call.node.call_kwargs.get("training"):
+    if scores or call.node.call_kwargs.get("training"):
+        return None
+    is_masked = is_causal or mask is not None
+    hidden = _hidden(mask, is_causal, query.shape[1], value.shape[1]) if is_masked else None
+    if is_masked and hidden is None:
         return None
     if layer.activity_regularizer is not None or len(layer._output_dense.kernel.shape) != 3:
         return None
@@ -123,6 +151,8 @@ def _heads(call: OldCall) -> Replacement | None:
     keys = projected(1, layer._key_dense, key_size, "key")
     values = projected(2, layer._value_dense, value_size, "value")
     add(new_layer("MatrixProduct", True, suffix="scores", reads=(queries, keys)))
+    if hidden is not None:
+        add(new_layer("ConstantSum", hidden, suffix="mask"))
     weights = add(new_layer("Softmax", suffix="softmax"))
     if layer._dropout:
         weights = add(new_layer("Dropout", layer._dropout, suffix="dropout"))
