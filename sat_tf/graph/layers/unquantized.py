@@ -64,8 +64,8 @@ _ACT_IN_TRAINING = """
     SpatialDropout2D SpatialDropout3D
 """
 _LEFT_FLOAT = """
-    AdditiveAttention Attention Dot ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU GRUCell LSTM LSTMCell
-    SimpleRNN SimpleRNNCell Masking CenterCrop Discretization
+    AdditiveAttention ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU GRUCell LSTM LSTMCell SimpleRNN
+    SimpleRNNCell Masking CenterCrop Discretization
 """
 
 KINDS: Kinds = {
@@ -75,8 +75,19 @@ KINDS: Kinds = {
     StopGradient: _IDENTITY,
     L.MultiHeadAttention: LayerKind(
         quantized=False,
-        fix="sat-tf takes it over sequences of known length, with a mask that is constant or causal "
-        "or with none, without return_attention_scores and activity_regularizer",
+        fix="sat-tf takes it over sequences, with a mask that is constant or causal, or with none, "
+        "and without return_attention_scores and activity_regularizer",
+        keras3=SAME,
+    ),
+    L.Attention: LayerKind(
+        quantized=False,
+        fix="sat-tf takes it with score_mode='dot', with use_causal_mask or without a mask, and "
+        "without use_scale and return_attention_scores",
+        keras3=SAME,
+    ),
+    L.Dot: LayerKind(
+        quantized=False,
+        fix="sat-tf takes it for two tensors of matrices, [rows, columns], and without normalize",
         keras3=SAME,
     ),
     L.EinsumDense: LayerKind(

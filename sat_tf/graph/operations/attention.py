@@ -23,6 +23,24 @@ from sat_tf.graph.operations.operation import (
     new_layer,
 )
 
+
+def _alone_or_alike(find: Finder) -> Finder:
+    """Leaves a layer as it is whose calls differ: they share the layers that replace it."""
+
+    def form(node: Any) -> Any:
+        options = {
+            name: "tensor" if is_keras(v) else v if isinstance(v, bool | int | None) else id(v)
+            for name, v in node.call_kwargs.items()
+        }
+        return options, len(node.call_args), [tuple(tensor.shape) for tensor in node.keras_inputs]
+
+    def found(call: OldCall) -> Replacement | None:
+        forms = [form(node) for node in call.nodes if node.layer is call.layer]
+        return find(call) if all(other == forms[0] for other in forms) else None
+
+    return found
+
+
 # Settings that a product by einsum and a Dense have in common.
 _OF_WEIGHTS = tuple(
     f"{weights}_{setting}"
@@ -181,7 +199,7 @@ def _attention(call: OldCall) -> Replacement | None:
         return None
     layers = [new_layer("MatrixProduct", True, suffix="scores", reads=(0, len(tensors) - 1))]
     if hidden is not None:
-        layers.append(new_layer("ConstantSum", hidden, suffix="mask"))
+        layers.append(new_layer("ConstantSum", hidden[0], suffix="mask"))
     layers.append(new_layer("Softmax", suffix="softmax"))
     if layer.dropout:
         layers.append(new_layer("Dropout", layer.dropout, suffix="dropout"))
@@ -288,8 +306,8 @@ OPERATIONS = (
 )
 # Layers of tf_keras, by their names, that become others.
 LAYERS: dict[str, Finder] = {
-    "Attention": _attention,
-    "Dot": _dot,
-    "EinsumDense": _einsum_dense,
-    "MultiHeadAttention": _heads,
+    "Attention": _alone_or_alike(_attention),
+    "Dot": _alone_or_alike(_dot),
+    "EinsumDense": _alone_or_alike(_einsum_dense),
+    "MultiHeadAttention": _alone_or_alike(_heads),
 }
