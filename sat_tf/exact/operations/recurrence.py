@@ -32,6 +32,7 @@ _NUM_TENSORS = (20, 24)  # without and with places for layer normalization
 _NUM_INTERMEDIATES = 5  # the last one has the grid of the hidden state
 # Sums that are shifted to the left stay below this, so that nothing overflows in int32.
 _LARGEST_SUM = 2**30
+_SMALLEST_SCALE = 2.0**-30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,17 +188,19 @@ class Lstm(Operation):
         operation._expect_no_overflow(source, codes)
         return operation, codes
 
-    def _expect_no_overflow(self, *grids: Codes) -> None:
+    def _expect_no_overflow(self, source: Codes, state: Codes) -> None:
         """Raises where the sums of the inputs or of the hidden state may overflow in kernels."""
-        biases = np.abs(self.bias), 0
-        for kernel, scales, grid, bias in zip(
-            self.kernels, self.scales, grids, biases, strict=True
-        ):
+        reaches = []
+        for part, grid, bias in ((0, source, np.abs(self.bias)), (1, state, 0)):
             widest = max(127 - grid.zero_point, grid.zero_point + 128)
-            largest = np.sum(np.abs(kernel.astype(np.int64)), axis=1) * widest + bias
-            left = fixed_point.fixed_point(_multipliers(scales, grid)).left
-            if np.any(np.ldexp(largest.astype(np.float64), left) >= _LARGEST_SUM):
-                raise NotUnderstoodError("its sums and biases may overflow in kernels")
+            magnitudes = np.abs(self.kernels[part].astype(np.int64))
+            sums = np.sum(magnitudes, axis=1) * float(widest) + bias
+            # Units of more than one are shifted to the left.
+            reaches.append(sums * np.maximum(2 * _multipliers(self.scales[part], grid), 1))
+        if not np.all(np.concatenate(reaches) < _LARGEST_SUM):
+            raise NotUnderstoodError("its sums and biases may overflow in kernels")
+        if state.scale < _SMALLEST_SCALE:
+            raise NotUnderstoodError(f"its hidden state has the scale {state.scale}")
 
 
 def _multipliers(scales: np.ndarray, grid: Codes) -> np.ndarray:
@@ -240,10 +243,11 @@ def _rows(
             raise NotUnderstoodError(
                 f"its weights {tensor.name} have the shape {values.shape}, expected {shape}"
             )
-        if tensor.scales.size != 1 or any(tensor.zero_points):
+        is_grid = tensor.scales.size == 1 and 0 < tensor.scales[0] < np.inf
+        if not is_grid or any(tensor.zero_points):
             raise NotUnderstoodError(
-                f"its weights {tensor.name} have {tensor.scales.size} scales and the zero points "
-                f"{tensor.zero_points[:3].tolist()}, expected one scale and the zero point 0"
+                f"its weights {tensor.name} have the scales {tensor.scales[:3].tolist()} and the "
+                f"zero points {tensor.zero_points[:3].tolist()}, expected one scale above 0, and 0"
             )
         codes.append(values.astype(np.int32))
         scales.append(np.full(shape[0], tensor.scales[0]))

@@ -377,6 +377,7 @@ def _contents_of(model: Any) -> Contents:
         code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
         input_indices = () if operator.inputs is None else operator.inputs
+        between = () if operator.intermediates is None else operator.intermediates
         inputs = [None if index == -1 else chosen([index])[0] for index in input_indices]
         operators.append(
             StoredOperator(
@@ -385,7 +386,7 @@ def _contents_of(model: Any) -> Contents:
                 outputs=chosen(operator.outputs),
                 options=operator.builtinOptions,
                 custom=_text(code.customCode),
-                intermediates=chosen(operator.intermediates),
+                intermediates=chosen([index for index in between if index != -1]),
             )
         )
     ends = {role: chosen(getattr(subgraph, role)) for role in ("inputs", "outputs")}
