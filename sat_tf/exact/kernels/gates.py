@@ -35,6 +35,8 @@ class Gates(NamedTuple):
     product: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
     # The multiplier of products of two fractions of 2^15, to codes of a scale.
     to_codes: Callable[[np.float32], float]
+    # Whether a hidden state gets the grid of the state's tensor, or that of an intermediate tensor.
+    takes_grid_of_state: bool = False
 
 
 _ALL = np.arange(-(1 << WIDTH), 1 << WIDTH)
@@ -119,4 +121,5 @@ OF_MICRO = Gates(
     tanh=_tanhs_of_micro,
     product=lambda first, second, bits: fixed_point.rescaled(first * second, 2.0**-bits),
     to_codes=lambda scale: 2.0 ** (-2 * WIDTH) / float(scale),
+    takes_grid_of_state=True,
 )

@@ -54,6 +54,11 @@ class Lstm(Operation):
     bias: np.ndarray  # An integer for each row.
     cell_bits: int  # The bits of the cell state in front of its point.
     clip: int  # The largest magnitude of the cell state, in codes; 0 where it is not clipped.
+    # The hidden state's grid in the intermediate tensor, in its own, and in the output, which holds
+    # the same codes. Files of TensorFlow's converter may have three different grids.
+    hidden: Codes
+    state: Codes
+    made: Codes
     # The numbers of steps and of sequences in the file, where steps are the first dimension of its
     # tensors; None where sequences are.
     time_first: tuple[int, int] | None = None
@@ -93,6 +98,20 @@ class Lstm(Operation):
             return Portability(Basis.IMAGES, "Arm's vectors do not hold products with weights -128")
         return super().portability_of_codes(graph)
 
+    def warning(self) -> str | None:
+        """See `Operation`: the hidden state changes its grid, and with it all values."""
+        grids = [grid_of(codes) for codes in (self.hidden, self.state, self.made)]
+        if len(set(grids)) == 1:
+            return None
+        computed, read, made = (f"{scale:.6g} and {zero}" for scale, zero in filter(None, grids))
+        return (
+            f"{self.output}: codes of its hidden state have the scale and the zero point "
+            f"{computed} where LiteRT computes them, {read} where the next step reads them, and "
+            f"{made} in the output: the file changes values, in every runtime, without a word. "
+            "TensorFlow's converter does so where, for example, a concatenation or a sum reads the "
+            "output; put a Dense layer between them, and convert the model again"
+        )
+
     # -- in NumPy --------------------------------------------------------------------------------
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -104,14 +123,15 @@ class Lstm(Operation):
                 f"expected {' of '.join(map(str, self.time_first))}, as the file has steps first; "
                 "simulate one image at a time."
             )
-        rules, grid = graph.kernels.gates, graph.codes(self.output)
+        rules = graph.kernels.gates
+        grid = self.state if rules.takes_grid_of_state else self.hidden
         steps = source if self.time_first else np.moveaxis(source, 1, 0)
         from_inputs = gates.in_int16(self._part(0, steps, graph.codes(self.inputs[0])))
         states = np.empty((*steps.shape[:2], self.units), np.int32)
-        hidden = np.full(states.shape[1:], grid.zero_point, np.int32)
+        hidden = np.full(states.shape[1:], self.state.zero_point, np.int32)
         cell = np.zeros(hidden.shape, np.int64)
         for step, first in enumerate(from_inputs):
-            total = rules.summed(first, self._part(1, hidden, grid))
+            total = rules.summed(first, self._part(1, hidden, self.state))
             cell, output = self._new_cell(total, cell, rules)
             product = rules.sigmoid(output) * rules.tanh(cell, self.cell_bits)
             codes = fixed_point.rescaled(product, rules.to_codes(grid.scale))
@@ -171,9 +191,10 @@ class Lstm(Operation):
         for place in (_HIDDEN_STATE, _CELL_STATE):
             if not operator.tensor(place).is_variable:
                 raise NotUnderstoodError(f"its state {operator.tensor(place).name} is no variable")
-        for state in (operator.tensor(_HIDDEN_STATE), operator.stored.intermediates[-1]):
-            if grid_of(codes_of(state)) != grid_of(codes):
-                raise NotUnderstoodError(f"its state {state.name} has not the grid of its output")
+        hidden = codes_of(operator.stored.intermediates[-1])
+        state = codes_of(operator.tensor(_HIDDEN_STATE))
+        if hidden is None or state is None:
+            raise NotUnderstoodError("its hidden state is float")
         cell_bits = _bits_of(operator.tensor(_CELL_STATE))
         operation = cls(
             (operator.source(),),
@@ -183,15 +204,18 @@ class Lstm(Operation):
             bias=np.concatenate(bias).astype(np.int64),
             cell_bits=cell_bits,
             clip=_clip_of(operator, cell_bits),
+            hidden=hidden,
+            state=state,
+            made=codes,
             time_first=shape[:2] if operator.option("timeMajor") else None,
         )
-        operation._expect_no_overflow(source, codes)
+        operation._expect_no_overflow(source)
         return operation, codes
 
-    def _expect_no_overflow(self, source: Codes, state: Codes) -> None:
+    def _expect_no_overflow(self, source: Codes) -> None:
         """Raises where the sums of the inputs or of the hidden state may overflow in kernels."""
         reaches = []
-        for part, grid, bias in ((0, source, np.abs(self.bias)), (1, state, 0)):
+        for part, grid, bias in ((0, source, np.abs(self.bias)), (1, self.state, 0)):
             widest = max(127 - grid.zero_point, grid.zero_point + 128)
             magnitudes = np.abs(self.kernels[part].astype(np.int64))
             sums = np.sum(magnitudes, axis=1) * float(widest) + bias
@@ -199,8 +223,9 @@ class Lstm(Operation):
             reaches.append(sums * np.maximum(2 * _multipliers(self.scales[part], grid), 1))
         if not np.all(np.concatenate(reaches) < _LARGEST_SUM):
             raise NotUnderstoodError("its sums and biases may overflow in kernels")
-        if state.scale < _SMALLEST_SCALE:
-            raise NotUnderstoodError(f"its hidden state has the scale {state.scale}")
+        scale = min(self.hidden.scale, self.state.scale)
+        if scale < _SMALLEST_SCALE:
+            raise NotUnderstoodError(f"its hidden state has the scale {scale}")
 
 
 def _multipliers(scales: np.ndarray, grid: Codes) -> np.ndarray:
@@ -259,6 +284,12 @@ def _bits_of(state: StoredTensor) -> int:
     scale = float(state.scales[0]) if state.scales.size == 1 else 0.0
     fraction, exponent = math.frexp(scale)
     bits = exponent - 1 + gates.WIDTH
+    if fraction == 0.5 and bits < 0:
+        raise NotUnderstoodError(
+            f"its cell state has the scale 2^{exponent - 1}, for which LiteRT has no tanh: it "
+            "takes the input gate instead, and all its codes are wrong; convert with inputs whose "
+            "cell state reaches 1/2"
+        )
     is_usual = state.type == "INT16" and fraction == 0.5 and not any(state.zero_points)
     if not (is_usual and 0 <= bits <= gates.MOST_CELL_BITS):
         raise NotUnderstoodError(
