@@ -154,8 +154,8 @@ MOST_LINES = {
     "qat": 7625,
     "quantizers": 3980,
     "report": 740,
-    "training": 8290,
-    ".": 1415,  # the modules beside the rooms, together
+    "training": 8285,
+    ".": 1420,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.
