@@ -504,3 +504,28 @@ def output_errors(made, wanted):
     squared = np.sum((made - wanted) ** 2) / np.sum(wanted**2)
     q, p = (np.exp(x / 4) / np.sum(np.exp(x / 4), axis=1, keepdims=True) for x in (made, wanted))
     return float(squared), 16.0 * float(np.mean(np.sum(p * np.log(p / q), axis=1)))
+
+
+# -- an LSTM ---------------------------------------------------------------------------------------
+
+
+def lstm(x, kernels, recurrent, biases, clip=np.inf):
+    """The hidden states (n, steps, units) of an LSTM in real values.
+
+    Weights (units, inputs) and biases by gate: input, forget, cell and output; without the first,
+    the input gate is 1 - forget gate.
+    """
+
+    def sigmoid(z):
+        return 1.0 / (1.0 + np.exp(-z))
+
+    cell = hidden = np.zeros((len(x), len(biases[0])))
+    states = []
+    for step in np.moveaxis(x, 1, 0):
+        gates = zip(kernels, recurrent, biases, strict=True)
+        *opening, forget, new, output = (step @ w.T + hidden @ r.T + b for w, r, b in gates)
+        opens = sigmoid(opening[0]) if opening else 1.0 - sigmoid(forget)
+        cell = np.clip(sigmoid(forget) * cell + opens * np.tanh(new), -clip, clip)
+        hidden = sigmoid(output) * np.tanh(cell)
+        states.append(hidden)
+    return np.stack(states, axis=1)

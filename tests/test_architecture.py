@@ -144,7 +144,7 @@ MOST_LINES = {
     "analysis": 2130,
     "commands": 3620,
     "core": 2370,
-    "exact": 12070,
+    "exact": 12565,
     "export": 4460,
     "graph": 5355,
     "keras3": 2530,
@@ -154,8 +154,8 @@ MOST_LINES = {
     "qat": 7685,
     "quantizers": 3980,
     "report": 740,
-    "training": 8290,
-    ".": 1415,  # the modules beside the rooms, together
+    "training": 8285,
+    ".": 1420,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

@@ -388,7 +388,10 @@ def compare_operators(
         refused=refused,
         outputs=counter.outputs,
         more_graphs=file.contents.more_graphs,
-        warnings=tuple(wrong_before(file.contents)),
+        warnings=(
+            *wrong_before(file.contents),
+            *filter(None, (operation.warning() for operation in file.graph.operations)),
+        ),
     )
 
 

@@ -56,10 +56,14 @@ def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
     return Multipliers(np.asarray(mantissas * is_nonzero), np.asarray(exponents * is_nonzero))
 
 
-def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
-    """Returns the upper 32 bits of the doubled product, rounded half up (SQRDMULH)."""
-    half = 1 << (_MANTISSA_BITS - 1)
-    return np.asarray((values.astype(np.int64) * mantissas + half) >> _MANTISSA_BITS)
+def high_product(
+    values: np.ndarray, mantissas: np.ndarray, bits: int = _MANTISSA_BITS
+) -> np.ndarray:
+    """Returns the upper half of the doubled product, rounded half up (SQRDMULH).
+
+    `bits` is 31 for integers of 32 bits, and 15 for those of 16.
+    """
+    return np.asarray((values.astype(np.int64) * mantissas + (1 << (bits - 1))) >> bits)
 
 
 def shifted_up(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:

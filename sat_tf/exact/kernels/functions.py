@@ -4,6 +4,7 @@ A kernel looks a code up in a table that it makes of a function in float32, or m
 integers. Functions of one value take and give codes, stored - zero_point, which are not clipped.
 """
 
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -86,75 +87,99 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 # -- in integers -----------------------------------------------------------------------------------
 
-# gemmlowp's functions on int32, as fractions of 2^31 unless said otherwise.
+# gemmlowp's functions on integers of 32 or of 16 bits: fractions of 2^31, or of 2^15, unless said
+# otherwise. `width` is this 31 or 15.
 
-ONE = 2**31 - 1
-_EIGHTH = 1 << 28
-_EXP_OF_EIGHTH, _THIRD = np.array(1895147668), np.array(715827883)
+_WIDTH = 31
+ONE = 2**_WIDTH - 1
+# e to the power of -1/8, and a third.
+_EXP_OF_EIGHTH, _THIRD = 1895147668, 715827883
 # e to the power of -1/4, -1/2, -1, ... -16.
 _EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 # 48/17 and -32/17, of Newton's division, as fractions of 2^29.
-_FIRST, _SLOPE = 1515870810, np.array(-1010580540)
+_FIRST, _SLOPE = 1515870810, -1010580540
 
 
-def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
-    """Returns e to the power of numbers from -2^bits to 0, given as fractions of 2^(31 - bits)."""
-    quarter = 1 << (31 - integer_bits - 2)
+def _narrowed(constant: int, width: int) -> np.ndarray:
+    """Returns a constant of 32 bits in the bits of an integer."""
+    return shifted_away(np.asarray(constant), _WIDTH - width)
+
+
+def exponentials(values: np.ndarray, integer_bits: int, width: int = _WIDTH) -> np.ndarray:
+    """Returns e to the power of numbers from -2^bits to 0, fractions of 2^(width - bits)."""
+    multiply = functools.partial(high_product, bits=width)
+    quarter = 1 << (width - integer_bits - 2)
     remainder = (values & (quarter - 1)) - quarter
-    x = (remainder << integer_bits) + _EIGHTH
-    square = high_product(x, x)
-    cube, fourth = high_product(square, x), high_product(square, square)
-    higher_terms = shifted_away(high_product(shifted_away(fourth, 2) + cube, _THIRD) + square, 1)
-    power = _EXP_OF_EIGHTH + high_product(x + higher_terms, _EXP_OF_EIGHTH)
+    x = (remainder << integer_bits) + (1 << (width - 3))
+    exp_of_eighth, third = (_narrowed(number, width) for number in (_EXP_OF_EIGHTH, _THIRD))
+    square = multiply(x, x)
+    cube, fourth = multiply(square, x), multiply(square, square)
+    higher_terms = shifted_away(multiply(shifted_away(fourth, 2) + cube, third) + square, 1)
+    one = 2**width - 1
+    power = np.minimum(exp_of_eighth + multiply(x + higher_terms, exp_of_eighth), one)
     quarters = (remainder - values) // quarter
     for bit, factor in enumerate(_EXPONENTIALS):
         is_set = (quarters >> bit) & 1 == 1
-        power = np.where(is_set, high_product(power, np.array(factor)), power)
-    return np.where(values == 0, ONE, power)
+        power = np.where(is_set, multiply(power, _narrowed(factor, width)), power)
+    # The factors end at e^-16.
+    power = np.where(values < -(32 << (width - integer_bits)), 0, power)
+    return np.where(values == 0, one, power)
 
 
-def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
+def inverses_of_one_plus(values: np.ndarray, width: int = _WIDTH) -> np.ndarray:
     """Returns 1 / (1 + x) of numbers from 0 to 1."""
-    return np.minimum(_inverses_of_half(values) << 1, ONE)
+    return np.minimum(_inverses_of_half(values, width) << 1, 2**width - 1)
 
 
-def _inverses_of_half(values: np.ndarray) -> np.ndarray:
-    """Returns 2 / (1 + x) of numbers from 0 to 1, as fractions of 2^29."""
-    half = (values + ONE + 1) // 2
-    x = _FIRST + high_product(half, _SLOPE)
+def _inverses_of_half(values: np.ndarray, width: int) -> np.ndarray:
+    """Returns 2 / (1 + x) of numbers from 0 to 1, as fractions of 2^(width - 2)."""
+    multiply = functools.partial(high_product, bits=width)
+    half, one = (values + 2**width) // 2, 1 << (width - 2)
+    x = _narrowed(_FIRST, width) + multiply(half, _narrowed(_SLOPE, width))
     for _ in range(3):
-        x = x + (high_product(x, (1 << 29) - high_product(half, x)) << 2)
+        x = x + (multiply(x, one - multiply(half, x)) << 2)
     return np.asarray(x)
+
+
+def sigmoids(x: np.ndarray, integer_bits: int, width: int = _WIDTH) -> np.ndarray:
+    """Returns 1 / (1 + e^-|x|), or 1 minus that, of fractions of 2^(width - bits)."""
+    positive = inverses_of_one_plus(exponentials(-np.abs(x), integer_bits, width), width)
+    sigmoid = np.where(x < 0, 2**width - 1 - positive, positive)
+    return np.where(x == 0, 1 << (width - 1), sigmoid)
+
+
+def tanhs(x: np.ndarray, integer_bits: int, width: int = _WIDTH) -> np.ndarray:
+    """Returns (1 - e^-2|x|) / (1 + e^-2|x|), with the sign of x; see `sigmoids`."""
+    # The same integer with one bit more in front of its point is twice the number.
+    power = exponentials(-np.abs(x), integer_bits + 1, width)
+    one = 1 << (width - 2)
+    return np.sign(x) * np.minimum((_inverses_of_half(power, width) - one) << 2, 2**width - 1)
 
 
 _CURVE_BITS = 4  # in the integer part of the number that a sigmoid or a tanh takes
 
 
 def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Computes a sigmoid as 1 / (1 + e^-|x|), or 1 minus that, by gemmlowp: TFLite Micro.
+    """Computes a sigmoid by gemmlowp: TFLite Micro.
 
     >>> half = np.float32(0.5)
     >>> logistic_in_fixed_point(np.array([-40, -1, 0, 40]), Grids(half, half, -128)).tolist()
     [0, 97, 128, 255]
     """
     x, is_near = _fixed_point_input(codes, grids.scale)
-    positive = inverses_of_one_plus(exponentials(-np.abs(x), _CURVE_BITS))
-    sigmoid = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
-    return np.where(is_near, shifted_away(sigmoid, 31 - 8), np.where(codes < 0, 0, 255))
+    rounded = shifted_away(sigmoids(x, _CURVE_BITS), 31 - 8)
+    return np.where(is_near, rounded, np.where(codes < 0, 0, 255))
 
 
 def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Computes a tanh as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: TFLite Micro.
+    """Computes a tanh by gemmlowp: TFLite Micro.
 
     >>> half = np.float32(0.5)
     >>> tanh_in_fixed_point(np.array([-40, -1, 0, 1, 40]), Grids(half, half)).tolist()
     [-128, -59, 0, 59, 127]
     """
     x, is_near = _fixed_point_input(codes, grids.scale)
-    # The same integer with one bit more in front of its point is twice the number.
-    power = exponentials(-np.abs(x), _CURVE_BITS + 1)
-    size = np.minimum((_inverses_of_half(power) - (1 << 29)) << 2, ONE)  # (1 - power) / (1 + power)
-    rounded = shifted_away(np.sign(x) * size, 31 - 7)
+    rounded = shifted_away(tanhs(x, _CURVE_BITS), 31 - 7)
     return np.where(is_near, rounded, np.where(codes < 0, -128, 127))
 
 

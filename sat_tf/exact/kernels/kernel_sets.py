@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.exact.kernels import bilinear, fixed_point, functions, xnnpack
+from sat_tf.exact.kernels import bilinear, fixed_point, functions, gates, xnnpack
 from sat_tf.exact.kernels.bilinear import Interpolation
 from sat_tf.exact.kernels.fixed_point import Scales, Zeros
 from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
+from sat_tf.exact.kernels.gates import Gates
 
 # Matrices of at least these sizes have a kernel of their own for products with a vector.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -86,6 +87,7 @@ class KernelSet:
     hard_swish: FunctionRule  # Codes of a hard-swish.
     # Codes on another scale, from these, their scale and that of the output.
     rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
+    gates: Gates  # The rounding of an LSTM.
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
@@ -148,6 +150,7 @@ REFERENCE = KernelSet(
     rescaled=lambda codes, source, output: fixed_point.rescaled(
         codes, float(source) / float(output)
     ),
+    gates=gates.OF_LITERT,
 )
 # This is all processors with TFLite Micro's reference kernels; not CMSIS-NN's or a vendor's.
 MICRO = dataclasses.replace(
@@ -165,6 +168,7 @@ MICRO = dataclasses.replace(
     tanh=functions.tanh_in_fixed_point,
     slopes=functions.wide_slopes,
     leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
+    gates=gates.OF_MICRO,
 )
 # This is Arm's reference model of NPUs, on the program that its converter makes of a file. It also
 # rounds twice in all linear operations, and interpolates exactly, with halves up.

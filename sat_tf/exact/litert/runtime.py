@@ -113,6 +113,7 @@ class Runtime:
             self._make_room([array.shape for array in arrays])
             for details, array in zip(self._inputs, arrays, strict=True):
                 self._interpreter.set_tensor(details["index"], array)
+            self._interpreter.reset_all_variables()  # An LSTM starts each image from zero states.
             self._interpreter.invoke()
             outputs = []
             for details in self._outputs:
@@ -338,6 +339,7 @@ class MicroRuntime(OneImageRuntime):
     def compute(self, arrays: Sequence[np.ndarray]) -> _Computed:
         for index, array in enumerate(arrays):
             self._interpreter.set_input(np.ascontiguousarray(array), index)
+        self._interpreter.reset()  # as in `Runtime.run`
         _with_reason(self._interpreter.invoke)
         kept = {place: self._interpreter.GetTensor(place, 0) for place in self._made}
         tensors = {place: np.asarray(tensor["tensor_data"]) for place, tensor in kept.items()}

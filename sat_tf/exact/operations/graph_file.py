@@ -14,6 +14,7 @@ from sat_tf.exact.operations.native import Lookup, Softmax
 from sat_tf.exact.operations.operation import SELECTED, Basis, Made, Operation, Portability
 from sat_tf.exact.operations.pairs import Pair
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
+from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.exact.operations.tabled import ROWS, Computed, Moved, Reshape
 from sat_tf.exact.tflite import contents as file_contents
 from sat_tf.exact.tflite.contents import Contents, NotUnderstoodError, StoredOperator, StoredTensor
@@ -118,6 +119,7 @@ OPERATIONS: list[type[Operation]] = [
     *(quantize.ShiftImage, quantize.Quantize, quantize.ShiftOutput),
     *(quantize.Requantize, quantize.Dequantize),
     Softmax,
+    Lstm,
     FloatLayerOperator,
 ]
 
@@ -333,7 +335,9 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     output = operator.outputs[place]
     known = progress.known | progress.pending.keys()
     unknown = [
-        tensor for tensor in operator.reads if tensor.data is None and tensor.name not in known
+        tensor
+        for tensor in operator.reads
+        if tensor.data is None and tensor.name not in known and not tensor.is_variable
     ]
     try:
         row = ROWS.get(operator.name)

@@ -162,6 +162,10 @@ class Operation(abc.ABC):
         """Returns why its kernel does not take its scales, with the fix; None where it does."""
         return None
 
+    def warning(self) -> str | None:
+        """Returns what users of another tool's file should know of it; None where nothing."""
+        return None
+
     def bounded(self, codes: Codes) -> Codes | None:
         """Returns its float tensor's codes within a bound that it sets; None without a bound."""
         return None

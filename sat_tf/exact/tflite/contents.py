@@ -41,8 +41,9 @@ _MOST_VALUES = 2**28
 _PACKED_BITS = {"INT4": 4, "INT2": 2}
 
 
-# Operators whose second input is a kernel.
+# Operators whose second input is a kernel, and one whose constant matrices all are.
 _WITH_KERNEL = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
+_WITH_MATRICES = "UNIDIRECTIONAL_SEQUENCE_LSTM"
 
 
 class NotUnderstoodError(ValueError):
@@ -176,6 +177,7 @@ def _tensor_table(packed: Any) -> Any:
     tensor = tfl.TensorT()
     tensor.name, tensor.type, tensor.buffer = packed.Name(), packed.Type(), packed.Buffer()
     tensor.shape = None if packed.ShapeIsNone() else packed.ShapeAsNumpy()
+    tensor.isVariable = packed.IsVariable()
     if not packed.ShapeSignatureIsNone():
         tensor.shapeSignature = packed.ShapeSignatureAsNumpy()
     if (quantization := packed.Quantization()) is not None:
@@ -195,6 +197,7 @@ class StoredTensor:
     zero_points: np.ndarray  # The zero points, as many as scales.
     axis: int  # The axis of several `scales`.
     data: np.ndarray | None  # The bytes of a constant; None for other tensors.
+    is_variable: bool = False  # Whether it is a state, which runtimes keep from run to run.
 
     @functools.cached_property
     def values(self) -> np.ndarray | None:
@@ -228,6 +231,8 @@ class StoredOperator:
     outputs: tuple[StoredTensor, ...]  # The tensors it makes.
     options: Any  # Its builtin options, an object of the schema; None where it has none.
     custom: str = ""  # The name of an operator outside the schema; "" for any other.
+    # Tensors without values, whose grids say how it computes.
+    intermediates: tuple[StoredTensor, ...] = ()
 
     @property
     def reads(self) -> tuple[StoredTensor, ...]:
@@ -237,6 +242,10 @@ class StoredOperator:
     @property
     def multiply_adds(self) -> int:
         """The number of products of weights and inputs for one image, as far as shapes tell."""
+        if self.name == _WITH_MATRICES and self.outputs:
+            constants = (tensor.shape for tensor in self.reads if tensor.data is not None)
+            num_weights = sum(math.prod(shape) for shape in constants if len(shape) == 2)
+            return math.prod(self.outputs[0].shape[:-1]) * num_weights
         if self.name not in _WITH_KERNEL or len(self.reads) < 2:
             return 0
         # Each pixel made, or read by a transposed convolution, meets the whole kernel.
@@ -368,6 +377,7 @@ def _contents_of(model: Any) -> Contents:
         code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
         input_indices = () if operator.inputs is None else operator.inputs
+        between = () if operator.intermediates is None else operator.intermediates
         inputs = [None if index == -1 else chosen([index])[0] for index in input_indices]
         operators.append(
             StoredOperator(
@@ -376,6 +386,7 @@ def _contents_of(model: Any) -> Contents:
                 outputs=chosen(operator.outputs),
                 options=operator.builtinOptions,
                 custom=_text(code.customCode),
+                intermediates=chosen([index for index in between if index != -1]),
             )
         )
     ends = {role: chosen(getattr(subgraph, role)) for role in ("inputs", "outputs")}
@@ -432,6 +443,7 @@ def _tensor(model: Any, tensor: Any) -> StoredTensor:
         zero_points=points,
         axis=int(quantization.quantizedDimension) if scales.size else 0,
         data=None if data is None or not len(data) else np.asarray(data, np.uint8),
+        is_variable=bool(tensor.isVariable),
     )
 
 

@@ -32,6 +32,7 @@ class Grid(NamedTuple):
     values: np.ndarray | None = None  # A constant's.
     type: str = "INT8"
     axis: int = 0  # The axis of several scales.
+    is_variable: bool = False
 
 
 def constant(values, scale=None, zero_point=0, axis=0):
@@ -46,6 +47,7 @@ _OPTIONS = {
     **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "MEAN", "SUM"), "Reducer"),
     **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D"), "Pool2D"),
     "BATCH_MATMUL": "BatchMatMul",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
 
 
@@ -74,13 +76,16 @@ def with_options(operator, name, **options):
     return operator
 
 
-def file_of(name, given, made, *, version=1, **options):
-    """A file whose inputs are those of `given` without values."""
+def file_of(name, given, made, *, version=1, intermediates=(), **options):
+    """A file whose inputs are those of `given` without values; None is a tensor left out."""
+    present = [grid for grid in given if grid is not None]
     graph = table("SubGraph", tensors=[])
     model = table("Model", version=3, buffers=[tfl.BufferT()], operatorCodes=[], subgraphs=[graph])
-    for index, grid in enumerate((*given, *made)):
+    for index, grid in enumerate((*present, *made, *intermediates)):
         kind = getattr(tfl.TensorType, grid.type)
-        tensor = table("Tensor", name=f"t{index}", type=kind, shape=np.array(grid.shape, np.int32))
+        shape = np.array(grid.shape, np.int32)
+        tensor = table("Tensor", name=f"t{index}", type=kind, shape=shape)
+        tensor.isVariable = grid.is_variable
         if grid.scale is not None:
             scale = np.atleast_1d(np.asarray(grid.scale, np.float32))
             points = np.full(scale.size, grid.zero_point, np.int64)
@@ -91,10 +96,17 @@ def file_of(name, given, made, *, version=1, **options):
             data = np.frombuffer(grid.values.tobytes(), np.uint8)
             model.buffers.append(table("Buffer", data=data))
         graph.tensors.append(tensor)
-    inputs, graph.outputs = np.split(np.arange(len(graph.tensors), dtype=np.int32), [len(given)])
+    places = np.arange(len(graph.tensors), dtype=np.int32)
+    ends = [len(present), len(present) + len(made)]
+    places, graph.outputs, between = np.split(places, ends)
+    inputs = np.full(len(given), -1, np.int32)
+    inputs[[grid is not None for grid in given]] = places
     operator = add_operator(model, name, version, inputs=inputs, outputs=graph.outputs)
+    if intermediates:
+        operator.intermediates = between
     graph.operators = [with_options(operator, name, **options) if options else operator]
-    graph.inputs = np.array([i for i in inputs if given[i].values is None], np.int32)
+    asked = [grid.values is None and not grid.is_variable for grid in present]
+    graph.inputs = places[asked]
     return writer.file_of(model)
 
 
