@@ -339,7 +339,7 @@ def test_a_map_that_the_file_holds_as_int8_is_trained_as_such(behind):
     np.testing.assert_allclose(codes, np.rint(codes), atol=1e-4)
     assert np.max(np.abs(values - MAP)) <= step * 0.5001
     # On a float stream it keeps its values.
-    np.testing.assert_array_equal(_map_of(_of_sums(BitPolicy.paper(4), behind)), MAP)
+    np.testing.assert_array_equal(_map_of(_of_sums(BitPolicy.paper(4))), MAP)
 
 
 @pytest.mark.parametrize("formula", [lambda x: x + MAP, lambda x: x - np.abs(MAP)])
