@@ -112,8 +112,7 @@ class LayerDecisions:
         output = config.output if config else None
         fate, reason = self._fate(name), ""
         if fate is Fate.FLOAT and self._roles.of[name] is Role.OPAQUE:
-            reason = layer_kinds.unsupported_problem(self._network[name].layer)
-            reason = reason or self._float_reason(name)
+            reason = self._float_reason(name)
         elif fate is Fate.FLOAT:
             reason = self._activation_reason(name, output) if config else _NOT_ANNOTATED
         return {
@@ -146,7 +145,9 @@ class LayerDecisions:
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
     def _float_reason(self, name: str) -> str:
-        """Why a layer that could be quantized is left float."""
+        """Why a layer is left float."""
+        if problem := layer_kinds.unsupported_problem(self._network[name].layer):
+            return problem
         if name not in self._roles.annotations:
             return _NOT_ANNOTATED
         if self._roles.policies[name].weight_bits is None:

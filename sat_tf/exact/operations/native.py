@@ -278,7 +278,7 @@ class RowLookup(Operation):
                 f"{self.output}: received ids from {lowest} to {highest}, expected 0 to "
                 f"{len(self.table) - 1}, the rows of its table; give ids of the model's vocabulary."
             )
-        return np.asarray(self.table.astype(np.int32)[ids])
+        return self.table[ids].astype(np.int32)
 
     def write(self, writer: Writer) -> None:
         """Adds GATHER, which takes ids of any shape, behind a CAST unless they are int32."""

@@ -82,7 +82,7 @@ class Target(Processor):
         operators = self.operators
         if operators is not None and operator.name not in operators:
             fix = _FIXES.get(operator.name, "")
-            values = operator.inputs[0] if operator.inputs else None
+            values = operator.inputs[0] if operator.name == "GATHER" else None
             if values and values.data is not None and len(values.shape) > 1:
                 fix = "the CPU looks up the rows of a table"
             elif operator.name in (*_LOOKS_UP, *_WORDS):

@@ -420,7 +420,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for name in network.inputs:
         shape = network[name].shape
         if None in shape:
-            sizes = "(length,)" if len(shape) == 2 else "(rows, columns)"
+            sizes = "(length,)" if len(shape) < 3 else "(rows, columns)"
             text = (
                 f"received the input shape {shape}, expected fixed sizes; call "
                 f"sat_tf.export_tflite(model, path, image_size={sizes}), or use "
@@ -485,7 +485,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
             yield problem
     if role is Role.LOOKUP:
         largest = float(tf.reduce_max(tf.abs(table_of(node))))
-        if not largest <= _LARGEST_RANGE:
+        if largest > _LARGEST_RANGE:
             yield (
                 f"received rows with values up to {largest:g}, expected up to {_LARGEST_RANGE:g}; "
                 "go back to an earlier checkpoint"

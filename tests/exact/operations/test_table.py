@@ -119,12 +119,12 @@ def graph_of_rows() -> Graph:
 
 
 GRAPHS = [
-    graph_of_rows(),
     *(graph_of(*row) for row in ON_CODES),
     *(graph_of(native, SHAPE, FIXED_GRIDS.get(native.name, CODES)) for native in NATIVES),
     *map(float_graph_of, ON_FLOATS),
     # Pixels, and their codes as uint8.
     chained(SHAPE, CODES, (quantize.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
+    graph_of_rows(),
 ]
 
 

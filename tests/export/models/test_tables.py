@@ -370,3 +370,22 @@ def test_a_table_of_keras_3_is_the_same(tmp_path):
     codes, scale = _of_file(path)
     table = np.asarray(loaded.get_layer("quant_table")(np.arange(COUNT)))
     np.testing.assert_array_equal(codes.astype(np.float32) * scale, table)
+
+
+@pytest.mark.thorough
+def test_ids_of_any_number_get_one_in_the_file(path):
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    model = keras.Model(ids, L.Dense(3)(L.GlobalAveragePooling1D()(_table()(ids))))
+    assert "image_size=(length,)" in sat_tf.explain(model, 8).export_problems[0]
+    assert sat_tf.explain(model, 8, image_size=(6,))["table"].shape == (6, 8)
+    quantized = calibrated(model, 8, IDS)
+    _, certificate = proved(quantized, path, IDS, file={"image_size": (6,)})
+    assert certificate.trained_differing == 0
+    with pytest.raises(ValueError, match=r"image_size=\(6, 3\) .* expected \(length,\) with sizes"):
+        sat_tf.export_tflite(quantized, path, image_size=(6, 3))
+
+
+@pytest.mark.thorough
+def test_bits_are_allocated_to_layers_and_the_table_keeps_its_own():
+    found = sat_tf.allocate(_model(), IDS, budget={"bytes": 3500}, progress=False)
+    assert [layer.name for layer in found.layers] == ["dense", "classifier"]
