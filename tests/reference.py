@@ -458,6 +458,22 @@ def lq_fit(w, v, ridge=0.0001):
     return np.asarray(np.linalg.lstsq(rows, wanted, rcond=None)[0])
 
 
+# -- tables of rows --------------------------------------------------------------------------------
+
+
+def table_codes(table):
+    """Codes of a table, and the value of one: the largest magnitude is 127 codes."""
+    scale = np.max(np.abs(np.float64(table))) / 127.0
+    return round_half_up(np.float64(table) / scale), scale
+
+
+def table_gradient(ids, upstream, count):
+    """The gradient of a table: each row gets the sum of those of the places that its id is in."""
+    gradient = np.zeros((count, upstream.shape[-1]))
+    np.add.at(gradient, np.asarray(ids).reshape(-1), np.reshape(upstream, (-1, len(gradient[0]))))
+    return gradient
+
+
 # -- observed ranges -----------------------------------------------------------------------------
 
 

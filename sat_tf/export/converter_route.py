@@ -199,6 +199,12 @@ def _looked_up(op: native.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(dequantized(op.table, output)), places)
 
 
+def _rows(op: native.RowLookup, graph: Graph, ids: tf.Tensor) -> tf.Tensor:
+    scale = graph.codes(op.output).scale
+    table = _on_one_scale(op.table * scale, 127.0 * float(scale))
+    return tf.gather(table, tf.cast(ids, tf.int32))
+
+
 def _pair(op: pairs.Pair, graph: Graph, *tensors: tf.Tensor) -> tf.Tensor:
     if op.constant is None:
         return _FUNCTIONS[op.kind.value](*tensors)
@@ -260,6 +266,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     ),
     native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     native.Lookup: _looked_up,
+    native.RowLookup: _rows,
     FloatLayer: lambda op, graph, *inputs: op.function()(*inputs),
     tabled.Computed: _tabled,
     tabled.Moved: _tabled,

@@ -214,9 +214,9 @@ def verify_tflite(
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
             `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
-            their codes. For an input that only layers left float read, for example ids, the values
-            that Keras takes. For several inputs, a list with an array for each, in the order of
-            `model.inputs`. A model of images of any size is verified for the size of these images.
+            their codes. For an input without codes, for example ids, the values that Keras takes.
+            For several inputs, a list with an array for each, in the order of `model.inputs`. A
+            model of images of any size is verified for the size of these images.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
@@ -245,8 +245,9 @@ def verify_tflite(
     if any(None in network[name].shape for name in network.inputs):
         # The model takes images of any size: the file is for the size of these.
         batch = images[0] if isinstance(images, list | tuple) and len(images) else images
-        if np.ndim(batch) in (3, 4) and np.ndim(batch) == len(network[network.inputs[0]].shape) + 1:
-            network = sized(network, np.shape(batch)[1:-1])
+        rank = len(network[network.inputs[0]].shape)
+        if np.ndim(batch) == rank + 1 and rank in (1, 2, 3):  # ids have no channels
+            network = sized(network, np.shape(batch)[1 : max(rank, 2)])
     model = network.model
     images, problems = network.given(images), list[str]()
     try:

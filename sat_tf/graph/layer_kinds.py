@@ -61,6 +61,11 @@ def reads_ids(layer: keras.layers.Layer) -> bool:
     return any(find_kind(module).reads_ids for module in (layer, *layer.submodules))
 
 
+def table_of(layer: keras.layers.Layer) -> str:
+    """Name of the attribute with the table whose rows the layer gives by ids; "" for others."""
+    return find_support(layer).table
+
+
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
     """Whether a layer called with these arguments passes its input through in inference."""
     return role_of(layer) is Role.IDENTITY and not arguments.get("training")
@@ -152,7 +157,7 @@ def is_batch_normalization(layer: keras.layers.Layer) -> bool:
 
 
 def own_moments(layer: keras.layers.Layer) -> Moments | None:
-    """Mean and variance that a normalization gives its channels; None for other layers."""
+    """Mean and variance by channel of a normalization or of rows; None for other layers."""
     moments = find_kind(layer).moments
     if moments is None or not layer.built:
         return None

@@ -32,8 +32,9 @@ def gelu_by_tanh(x: Any) -> Any:
     return namespace(x).gelu(x, approximate=True)
 
 
-# The attributes of layers of both with weights that operators of NPUs have as `grid.int8_codes`.
-INT8_WEIGHTS = {"PReLU": "alpha"}
+# The attributes of layers of both with weights that files have as `grid.int8_codes`: those of
+# operators of NPUs, and tables whose rows layers give.
+INT8_WEIGHTS, TABLES = {"PReLU": "alpha"}, {"Embedding": "embeddings"}
 
 
 class AtLeast(_Layer):

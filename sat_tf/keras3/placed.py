@@ -122,6 +122,7 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
         place=layer.place,
         annotation=config.annotation,
         inserted=config.inserted,
+        rows=config.rows,
         target=config.target,
         output_name=config.output_name,
         name=name_of(layer.name),

@@ -44,6 +44,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         place: where `output` stands, one of `PLACES`.
         annotation: the fields of the `LayerConfig` that the user gave, to be kept.
         inserted: the layer is not the user's; it exists to hold `output`.
+        rows: whether the rows of the layer's table have int8 codes.
         target: the processor that the model's file is for; None for LiteRT's CPU kernels.
         output_name: the user's name for the model's output that it makes, where that is not the
             name of `layer`.
@@ -63,6 +64,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         place: str = BEHIND,
         annotation: Mapping[str, Any] | None = None,
         inserted: bool = False,
+        rows: bool = False,
         target: str | None = None,
         output_name: str | None = None,
         **options: Any,
@@ -78,6 +80,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             self.activity_regularizer = layer.activity_regularizer
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
+        self.rows = bool(rows)
         self.target = target
         self.output_name = output_name
         self.supports_masking = bool(layer.supports_masking)
@@ -108,22 +111,25 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
 
     @property
     def _kernel_name(self) -> str:
-        """The attribute that holds the kernel, which may stand behind a property."""
-        for name in ("_kernel", "kernel"):
+        return self._attribute("kernel")
+
+    def _attribute(self, weights: str) -> str:
+        """The attribute that holds weights, which may stand behind a property."""
+        for name in (f"_{weights}", weights):
             if name in vars(self.layer):
                 return name
         raise ValueError(
             f"{self.layer.name}: received {type(self.layer).__name__} with a quantizer for its "
-            "kernel, expected a layer that has a kernel and is built."
+            f"{weights}, expected a layer that has it and is built."
         )
 
     @property
     def _int8_weights(self) -> str:
-        if self.target is None or not PROCESSORS[self.target].native:
+        if not self.rows and (self.target is None or not PROCESSORS[self.target].native):
             return ""
-        weights = shared_layers.INT8_WEIGHTS
+        weights = shared_layers.TABLES if self.rows else shared_layers.INT8_WEIGHTS
         names = [name for name in weights if isinstance(self.layer, getattr(keras3.layers, name))]
-        return weights[names[0]] if names else ""
+        return self._attribute(weights[names[0]]) if names else ""
 
     def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
         """Shape and type of the output: those of the layer inside, which quantizers keep.
@@ -160,7 +166,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             "inserted": self.inserted,
         }
         # Older releases read the models that have no marks.
-        marks = {"target": self.target, "output_name": self.output_name}
+        marks = {"rows": self.rows, "target": self.target, "output_name": self.output_name}
         settings |= {name: mark for name, mark in marks.items() if mark}
         return marked({**config, **settings})
 

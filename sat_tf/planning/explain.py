@@ -31,7 +31,7 @@ from sat_tf.planning.deployment import (
     preview,
 )
 from sat_tf.planning.plan import ActivationPlan, Export, Fate, LayerPlan, Plan, WeightPlan
-from sat_tf.qat.configs import PlacementError
+from sat_tf.qat.configs import PlacedConfig, PlacementError
 from sat_tf.qat.inputs import borders, converts_pixels, find_folds, own_type
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of, processor_of
@@ -42,6 +42,15 @@ from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
+_WEIGHTS_OF_TABLES = WeightPlan(
+    bits=8,
+    grid="narrow",
+    range="layer",
+    rescale=None,
+    rescale_reason="",
+    start="keeps function and gradients: latent rows of the table's own size",
+    quantizer="rows: int8 codes on one scale, which files copy",
+)
 _NOT_ANNOTATED = "it is not annotated"
 _TAKEN = {
     "int8": "real values, int8 codes of their calibrated range in the file",
@@ -54,7 +63,7 @@ def _input_line(
 ) -> str:
     """Tells how an input is fed; the float form of a quantized model has its border already."""
     if is_kept:
-        return f"{own_type(network[name])} as it is, which only layers left float read"
+        return f"{own_type(network[name])} as it is, for layers that take no codes"
     input_type = policy.type_of(name)
     if input_type in _TAKEN:
         return _TAKEN[input_type]
@@ -103,14 +112,15 @@ class LayerDecisions:
         output = config.output if config else None
         fate, reason = self._fate(name), ""
         if fate is Fate.FLOAT and self._roles.of[name] is Role.OPAQUE:
-            reason = layer_kinds.unsupported_problem(self._network[name].layer) or _NOT_ANNOTATED
+            reason = self._float_reason(name)
         elif fate is Fate.FLOAT:
             reason = self._activation_reason(name, output) if config else _NOT_ANNOTATED
         return {
             "fate": fate,
             "reason": reason,
             "weights": self._weights(name),
-            "activation": activation_plan(output, stream=name in self._placement.streams),
+            "activation": _table_plan(config)
+            or activation_plan(output, stream=name in self._placement.streams),
             "activation_reason": self._activation_reason(name, output),
             "observed": _observes(output),
             "absorbed_by": self._placement.absorbed_by.get(name, ""),
@@ -125,7 +135,8 @@ class LayerDecisions:
             return Fate.MOVES
         if role is Role.OPAQUE or config is None:
             return Fate.FLOAT
-        if config.weights is not None or isinstance(config.output, ActivationQuantizer):
+        has_codes = config.rows or isinstance(config.output, ActivationQuantizer)
+        if config.weights is not None or has_codes:
             return Fate.QUANTIZED
         if name in self._placement.absorbed_by:
             return Fate.ABSORBED
@@ -133,10 +144,22 @@ class LayerDecisions:
             return Fate.MOVES if role is Role.MOVEMENT or config.around else Fate.FLOAT
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
+    def _float_reason(self, name: str) -> str:
+        """Why a layer is left float."""
+        if problem := layer_kinds.unsupported_problem(self._network[name].layer):
+            return problem
+        if name not in self._roles.annotations:
+            return _NOT_ANNOTATED
+        if self._roles.policies[name].weight_bits is None:
+            return "weight_bits=None"
+        return f"what reads it takes no codes: {self._readers(name)}"
+
     def _weights(self, name: str) -> WeightPlan | None:
-        """How the kernel of a layer is quantized, and why."""
+        """How the kernel, or the table, of a layer is quantized, and why."""
         config, layer = self._placement.configs.get(name), self._network[name].layer
         quantizer = config.weights if config else None
+        if config is not None and config.rows:
+            return _WEIGHTS_OF_TABLES
         if config is None or quantizer is None:
             return None
         if norms := self._placement.norms_behind.get(name, ()):
@@ -200,7 +223,7 @@ class LayerDecisions:
         role, placement = self._roles.of[name], self._placement
         if role is Role.INPUT:
             if name in self._roles.kept:
-                return "only layers left float read it, as it is"
+                return "layers that take no codes read it, as it is"
             if self._policy.type_of(name) == INPUT_TYPES[0]:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
@@ -218,6 +241,8 @@ class LayerDecisions:
             return "it acts in training alone, and is the identity in inference"
         if role is Role.OPAQUE or name not in placement.configs:
             return "left float"
+        if role is Role.LOOKUP:
+            return "rows of a table: 8 bits on one scale, which its output has"
         if name in placement.absorbed_by:
             return f"absorbed by {placement.absorbed_by[name]}"
         if role is Role.MOVEMENT:
@@ -254,6 +279,12 @@ class LayerDecisions:
     def _moved(self, name: str) -> str:
         roles = self._roles.of
         return self._network.origin(name, lambda node: roles[node.name].keeps_codes).name
+
+
+def _table_plan(config: PlacedConfig | None) -> ActivationPlan | None:
+    """The plan of the codes that a layer gives from its table; None for others."""
+    is_table = config is not None and config.rows
+    return ActivationPlan(bits=8, signed=True, stream=True) if is_table else None
 
 
 def activation_plan(quantizer: Quantizer | None, *, stream: bool = False) -> ActivationPlan | None:
@@ -505,7 +536,8 @@ def _rows(
         weight_bits, read_bits = None, None
         if weights is not None:
             maker = maker_of_codes(view, in_view[node.name].inputs[0])
-            codes_read = activation_plan(output_quantizer(maker.layer))
+            config = getattr(maker.layer, "quantize_config", None)
+            codes_read = _table_plan(config) or activation_plan(output_quantizer(maker.layer))
             weight_bits, read_bits = weights.bits, codes_read.bits if codes_read else None
         yield _row(
             node,

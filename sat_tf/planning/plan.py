@@ -44,7 +44,7 @@ class Export(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightPlan:
-    """How the kernel of a linear layer is quantized."""
+    """How the kernel of a linear layer, or a table, is quantized."""
 
     bits: int | None  # Bits of its codes; None if it is clamped but not rounded.
     grid: str  # Name of the grid.
@@ -83,7 +83,7 @@ class LayerPlan:
     shape: tuple[int | None, ...]  # Its output's shape without the batch; None if a size is open.
     fate: Fate  # How it is treated.
     reason: str = ""  # Why it is not quantized, if it is not.
-    weights: WeightPlan | None = None  # The plan of a quantized linear layer's kernel.
+    weights: WeightPlan | None = None  # The plan of its kernel or table, if that is quantized.
     activation: ActivationPlan | None = None  # The quantizer of its output, if it has one.
     activation_reason: str = ""  # Why its output has this one or none.
     observed: bool = False  # Its output is not quantized, but its range is watched for the export.
@@ -166,7 +166,7 @@ class Plan(RowTable):
     notes: tuple[str, ...] = ()  # The warnings of the export.
     # The values that each input of the model is fed, and those that the file takes for it.
     inputs: tuple[str, ...] = ()
-    kept: frozenset[str] = frozenset()  # The inputs that only layers left float read, as they are.
+    kept: frozenset[str] = frozenset()  # The inputs that stay as they are, without codes.
     # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
     # refuses.
     cpu_fallback: tuple[CpuFallback, ...] = ()

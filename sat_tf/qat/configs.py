@@ -115,6 +115,8 @@ class PlacedConfig(_ConfigOfScheme):
     # Whether the layer's kernel rounds to the codes that it reads. `output` then also quantizes the
     # input, so that both are on one grid; without `output`, that is the grid of the input.
     around: bool = False
+    # Whether the rows of the layer's table, and so its output, have int8 codes on one scale.
+    rows: bool = False
     # The processor that the model's file is for, a name of `PROCESSORS`; None for LiteRT's CPU
     # kernels. An NPU computes a function by the operator of `native_of`.
     target: str | None = None
@@ -130,6 +132,14 @@ class PlacedConfig(_ConfigOfScheme):
         """The operator by which the processor of the file computes the layer's function, if any."""
         is_npu = self.target is not None and PROCESSORS[self.target].native
         return layer_kinds.native_of(layer, is_npu=is_npu)
+
+    def int8_weights_of(self, layer: keras.layers.Layer) -> str:
+        """The attribute of weights that the layer computes with on `grid.int8_codes`; "" if none.
+
+        These are the rows of a table, or the slopes of an NPU's operator.
+        """
+        native = self.native_of(layer)
+        return layer_kinds.table_of(layer) if self.rows else native.weights if native else ""
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
@@ -166,7 +176,7 @@ class PlacedConfig(_ConfigOfScheme):
             "inserted": self.inserted,
         }
         # Older releases read models without these marks.
-        marks = {"around": self.around, "target": self.target, "output_name": self.output_name}
+        marks = {name: getattr(self, name) for name in ("around", "rows", "target", "output_name")}
         return {**config, **{name: mark for name, mark in marks.items() if mark}}
 
     @classmethod
@@ -175,7 +185,8 @@ class PlacedConfig(_ConfigOfScheme):
         return cls(**{**config, **quantizers, "target": saved_target(config.get("target"))})
 
     def __hash__(self) -> int:
-        return hash((self.weights, self.output, self.inserted, self.target, repr(self.annotation)))
+        settings = self.inserted, self.rows, self.target, repr(self.annotation)
+        return hash((self.weights, self.output, *settings))
 
 
 class PlacementError(ModelError):

@@ -56,7 +56,7 @@ def input_types(network: Network) -> dict[str, str]:
 
 
 def kept_inputs(network: Network) -> frozenset[str]:
-    """The inputs that only layers left float read; of a float model, all."""
+    """The inputs that only layers left float, or tables, read; of a float model, all."""
     marked = input_nodes(network)
     return frozenset(
         name
@@ -188,7 +188,7 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
 def _problems_of_kept(
     network: Network, name: str, policy: BitPolicy, kept_names: Collection[str]
 ) -> Iterator[str]:
-    """Why an input that only layers left float read cannot stay as it is."""
+    """Why an input without codes cannot stay as it is."""
     input_type = own_type(network[name])
     if input_type not in KEPT_TYPES:
         yield (
@@ -200,8 +200,8 @@ def _problems_of_kept(
     for_all = not any(isinstance(v, Mapping) for v in (policy.input_type, policy.input_range))
     if states_codes(network[name], policy) and not (has_quantized and for_all):
         yield (
-            "received an input_type or an input_range for an input that only layers left float "
-            "read, and take for ids, of which codes would make others, expected neither: it stays "
+            "received an input_type or an input_range for an input whose readers take it for ids, "
+            "of which codes would make others, expected neither: it stays "
             f"{input_type}, as it is; leave them out."
         )
 

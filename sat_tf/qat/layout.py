@@ -94,9 +94,7 @@ def arranged(
         if id(node.layer) not in layers:
             layer = layer_of(node)
             if config is not None:
-                kernel_config = PlacedConfig(
-                    weights=config.weights, annotation=config.annotation, target=config.target
-                )
+                kernel_config = dataclasses.replace(config, output=None, around=False)
                 layer = quantized(layer, kernel_config if shared else config, node.layer.trainable)
             layers[id(node.layer)] = layer
         layer = layers[id(node.layer)]

@@ -39,6 +39,8 @@ _BY_INTEGERS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.AFFINE, Role.RECTIFIE
 _STREAMS = (  # without a rectifier
     *(Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN, Role.MATRIX_PRODUCT),
 )
+# Their outputs have the codes of what they read, of their own table, or none.
+_WITHOUT_GRID = (Role.INPUT, Role.MOVEMENT, Role.LOOKUP, Role.OPAQUE)
 _SATURATE_AT_8_BITS = (
     *(Role.SUM, Role.PRODUCT, Role.MATRIX_PRODUCT, Role.CONCATENATION, Role.MEAN),
 )
@@ -79,7 +81,8 @@ class Placement:
     norms_behind: Mapping[str, tuple[str, ...]]
     # For each tensor without integers of its own, the reader that absorbs it.
     absorbed_by: Mapping[str, str]
-    streams: frozenset[str]  # The layers whose outputs have the bits of streams.
+    # The layers whose outputs have the bits of streams, or the 8 bits of a table.
+    streams: frozenset[str]
     # The start of each quantizer's clipping level, by the tensor in front of the quantizer, or by
     # the name of its insertion.
     starts: Mapping[str, Start]
@@ -127,7 +130,8 @@ def place(
     insertions = list(_of_inputs(roles))
     entrances = [insertion.tensor for insertion in insertions]
     grids, absorbed_by = _grids(roles, demands, entrances)
-    streams = {name for name, grid in grids.items() if grid.is_stream}
+    tables = {name for name, role in roles.of.items() if role is Role.LOOKUP}
+    streams = tables | {name for name, grid in grids.items() if grid.is_stream}
     outputs: dict[str, protocol.Quantizer] = {}
     starts: dict[str, Start] = {}
     for name, grid in grids.items():  # producers first, whose quantizers an observer asks for
@@ -145,7 +149,7 @@ def place(
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:
             continue  # the tensor has the 8 bits of an input
-        is_code = maker in network.inputs and maker not in roles.kept
+        is_code = maker in tables or (maker in network.inputs and maker not in roles.kept)
         carried = 8 if is_code else getattr(outputs.get(maker), "num_bits", None)
         for (bits, tensor), readers in _coarser_readers(roles, node, maker in streams).items():
             if carried is None or carried > bits:
@@ -163,6 +167,7 @@ def place(
             output=outputs.get(name),
             annotation=fields or None,
             around=name in demands.around or name in demands.around_output,
+            rows=name in tables,
             target=target,
         )
         for name, fields in roles.annotations.items()
@@ -240,7 +245,7 @@ def _grids(
 def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
     """Whether a tensor can have the grid of the concatenation, or of the pool, that reads it."""
     name, input_roles = node.name, [roles.of[roles.origin(tensor)] for tensor in reader.inputs]
-    without_grid = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT, Role.AFFINE)
+    without_grid = (*_WITHOUT_GRID, Role.SOFTMAX, Role.AFFINE)
     ends_in_softmax = roles.of[name] is Role.LINEAR and layer_kinds.is_softmax(node.layer)
     if roles.of[name] in without_grid or ends_in_softmax or name in demands.around:
         return False
@@ -264,7 +269,7 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
         each_value = layer_kinds.works_on_each_value(node.layer)
         in_codes = operator.ends is None if operator else each_value
         return _Grid() if roles.policy.processor.native and in_codes else None
-    if role in (Role.INPUT, Role.MOVEMENT, Role.OPAQUE):
+    if role in _WITHOUT_GRID:
         return None
     if role is Role.AFFINE and name in roles.pixels.inputs and kinds & INTEGERS:
         return None if name in entrances else _Grid(8)  # at an entrance, it has the input's
@@ -320,6 +325,8 @@ def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quanti
     if not layer_kinds.averages_windows(node.layer) or node.name in roles.network.outputs:
         return True
     maker = roles.network[roles.origin(node.inputs[0])]
+    if roles.of[maker.name] is Role.LOOKUP:
+        return True
     if roles.of[maker.name] is Role.INPUT:
         return maker.name not in roles.kept
     output = outputs.get(maker.name)

@@ -97,7 +97,7 @@ class BitPolicy:
             detach_max speak of the layer's kernel, activation_bits and requantize_streams of the
             tensor that enters it (activation_bits given here hold for streams too), stream_bits,
             clipping_gradient, initial_clipping_level and activation_quantizer, with its options,
-            of the tensor it makes.
+            of the tensor it makes. weight_bits=None leaves the table of an Embedding float.
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
             bottlenecks, inputs and outputs of pooling), 2 to 8. None keeps them float, as the paper
@@ -144,7 +144,7 @@ class BitPolicy:
             makes such codes of, for inputs that are not pictures. {"input name": type} gives each
             input its own. None is "uint8", and to `requantize` what the model has. An input that
             only layers left float read stays as it is, unless this or `input_range` speaks of it;
-            one that they take for ids, in any case.
+            one whose readers take it for ids, in any case.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves

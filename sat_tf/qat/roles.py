@@ -20,7 +20,13 @@ from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
 FLOATS = frozenset(("float", "left float"))
 INTEGERS = frozenset(("linear", "stream", "factor"))
 _OUTPUT = "output"
-_DEMANDS = {Role.LINEAR: "linear", Role.SOFTMAX: _OUTPUT, Role.OPAQUE: "left float"}
+_DEMANDS = {
+    Role.LINEAR: "linear",
+    Role.SOFTMAX: _OUTPUT,
+    **dict.fromkeys((Role.OPAQUE, Role.LOOKUP), "left float"),  # numbers as they are
+}
+# Layers of these roles make values of their own, whatever they read.
+_MAKERS = (Role.LINEAR, Role.LOOKUP, Role.OPAQUE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Roles:
     # The layers of a quantized kind that are left float, as what they read, or make, has no codes.
     without_codes: frozenset[str]
     of: Mapping[str, Role]  # The role of each layer; OPAQUE if it is left float.
-    # The inputs that stay as they are, because only layers left float read them.
+    # The inputs that stay as they are: layers left float read them, or tables by ids.
     kept: frozenset[str] = frozenset()
     problems: Sequence[str] = ()  # Why layers cannot have a role.
     linear: Sequence[str] = ()  # The calls of layers whose weights are quantized.
@@ -139,7 +145,8 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         of={},
     )
     of = {node.name: _role_by_itself(roles, node, problems) for node in whole}
-    roles = _with_ids_left_float(dataclasses.replace(roles, of=of), problems)
+    roles = _with_tables_told_apart(dataclasses.replace(roles, of=of))
+    roles = _with_ids_left_float(roles, problems)
     grids = {name: grid for name, grid in grids.items() if name not in roles.kept}
     roles = dataclasses.replace(roles, pixels=PixelRanges(network, grids))
     roles = _with_functions_told_apart(roles)
@@ -178,7 +185,8 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[LayerMessage]) -> R
     if not problem and (unwritable := layer_kinds.problem_at(layer, rank)):
         problems.append(LayerMessage(layer.name, f"{unwritable}."))  # before it is trained
     if node.name not in roles.annotations:
-        return Role.OPAQUE if problem or role in (Role.LINEAR, Role.FUNCTION) else role
+        needs_one = (Role.LINEAR, Role.FUNCTION, Role.LOOKUP)
+        return Role.OPAQUE if problem or role in needs_one else role
     if problem and roles.policy.unsupported == "float":
         return Role.OPAQUE
     if problem and layer.name not in roles.network.problems:
@@ -186,8 +194,23 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[LayerMessage]) -> R
     return role
 
 
+def _with_tables_told_apart(roles: Roles) -> Roles:
+    """Leaves tables float whose rows only layers left float read, or whose weights stay float."""
+    float_tables: dict[str, Role] = {}
+    for name in (name for name, role in roles.of.items() if role is Role.LOOKUP):
+        # All calls of a layer read one table.
+        demands = {
+            demand
+            for call in roles.network.calls(name)
+            for demand in roles.demands(call.name).values()
+        }
+        if demands == {"left float"} or roles.policies[name].weight_bits is None:
+            float_tables[name] = Role.OPAQUE
+    return dataclasses.replace(roles, of={**roles.of, **float_tables})
+
+
 def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
-    """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
+    """Leaves layers and inputs float whose ids, or non-real values, others take as they are."""
     network, policy = roles.network, roles.policy
     # Readers come first: whether a layer stays float depends on the roles of those behind it.
     for node in reversed(list(network)):
@@ -196,11 +219,11 @@ def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
         if roles.is_for_float_layers(name):
             if is_input and (ids or not inputs.states_codes(node, policy)):
                 roles = dataclasses.replace(roles, kept=roles.kept | {name})
-            elif ids and roles.of[name] not in (Role.LINEAR, Role.OPAQUE):
+            elif ids and roles.of[name] not in _MAKERS:
                 of, without_codes = {**roles.of, name: Role.OPAQUE}, roles.without_codes | {name}
                 roles = dataclasses.replace(roles, of=of, without_codes=without_codes)
             continue
-        if roles.of[name] in (Role.LINEAR, Role.OPAQUE) or not ids:
+        if roles.of[name] in _MAKERS or not ids:
             continue
         pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
         if node.type == tf.uint8 and is_input and pixels:
@@ -208,24 +231,28 @@ def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
         readers = [reader.name for reader in network.consumers(name) if reader.name not in ids]
         readers += ["the output"] if name in network.outputs else []
         text = (
-            f"received {node.type.name} numbers that {', '.join(ids)}, left float, takes as they "
-            f"are, and of which {', '.join(readers)} would need codes, expected one kind of "
-            "reader: codes would make other numbers of them; give the model an input for each, "
-            "and feed both the same."
+            f"received {node.type.name} numbers that {', '.join(ids)} takes as they are, and of "
+            f"which {', '.join(readers)} would need codes, expected one kind of reader: codes "
+            "would make other numbers of them; give the model an input for each, and feed both "
+            "the same."
         )
         problems.append(LayerMessage(name, text))
     return roles
 
 
 def _readers_of_ids(roles: Roles, node: Node) -> list[str]:
-    """The layers left float that take a tensor for numbers which codes cannot replace."""
-    readers = [r for r in roles.network.consumers(node.name) if roles.of[r.name] is Role.OPAQUE]
+    """The layers that take a tensor for numbers which codes cannot replace."""
+    without_codes = (Role.LOOKUP, Role.OPAQUE)
+    readers = [r for r in roles.network.consumers(node.name) if roles.of[r.name] in without_codes]
     if readers and node.type.is_floating:
         computed = {roles.of[name] for name in roles.network.before(node.name)}
-        if not computed.isdisjoint((Role.LINEAR, Role.OPAQUE)):
+        if not computed.isdisjoint(_MAKERS):
             return []
-        without_codes = roles.without_codes
-        readers = [r for r in readers if r.name in without_codes or layer_kinds.reads_ids(r.layer)]
+        readers = [
+            reader
+            for reader in readers
+            if reader.name in roles.without_codes or layer_kinds.reads_ids(reader.layer)
+        ]
     return [reader.name for reader in readers]
 
 

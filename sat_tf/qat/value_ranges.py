@@ -253,7 +253,9 @@ class Spreads:
             return Spread(np.clip(pixels, low, high), "typical pixels", known=False)
         moments = layer_kinds.own_moments(layer)
         if moments is not None:
-            return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
+            weights = "the rows" if layer_kind.table else "γ and β"
+            source = f"{weights} of {layer.name}"
+            return Spread(_normal(*moments), source).of_channels(channels)
         inputs = [self._spreads[name] for name in node.inputs]
         swished = _read_by_swish(self.network, node) if self.native else None
         if role is Role.LINEAR:

@@ -123,8 +123,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
 
     @property
     def _int8_weights(self) -> str:
-        native = self.quantize_config.native_of(self.layer)
-        return "" if native is None else native.weights
+        return self.quantize_config.int8_weights_of(self.layer)
 
     def make_variables(self, specs: Mapping[str, VariableSpec]) -> dict[str, tf.Variable]:
         """Makes the variables that a quantizer declares, in their order."""
@@ -254,6 +253,11 @@ def clipping_quantizer(layer: keras.layers.Layer) -> ActivationQuantizer | None:
     if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
         return quantizer
     return None
+
+
+def has_table(layer: keras.layers.Layer) -> bool:
+    """Whether a layer gives rows of int8 codes, of a table on one scale."""
+    return isinstance(layer, QuantizedLayer) and layer.quantize_config.rows
 
 
 def rounds_to_input(layer: keras.layers.Layer) -> bool:

@@ -214,14 +214,16 @@ def _of_file(path):
     return inputs, run
 
 
+@pytest.mark.parametrize("left_float", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, path):
+def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, left_float, path):
     ids = IDS.astype(dtype)
     model = _of_ids(dtype)
-    quantized, report = _written(model, ids, path)
+    overrides = {"table": {"weight_bits": None}} if left_float else {}
+    quantized, report = _written(model, ids, path, BitPolicy.mobile(8, overrides=overrides))
     (taken,), run = _of_file(path)
     assert (taken["dtype"], taken["quantization"][0]) == (np.dtype(dtype), 0.0)
-    assert report.float_layers == ["table"]
+    assert report.float_layers == ["table"] * left_float
     assert _difference(model, quantized, ids) < 0.03
     assert _difference(model, run, ids) < 0.03  # ids that are made others give 1.4
     certificate = sat_tf.verify_tflite(quantized, path, ids[:8], float_model=model, progress=False)

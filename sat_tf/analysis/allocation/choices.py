@@ -145,8 +145,9 @@ def _layers(
             raise ModelError(plan.model, plan.problems)
     calls: dict[str, list[LayerPlan]] = {}
     for row in other.layers:
-        if row.weights is not None:
-            calls.setdefault(source.network[row.name].layer.name, []).append(row)
+        layer = source.network[row.name].layer
+        if row.weights is not None and layer_kinds.quantized_kernel(layer):  # a table has 8 bits
+            calls.setdefault(layer.name, []).append(row)
     free = {
         name: [row for row in rows if row.reading_bits != usual[row.name].reading_bits]
         for name, rows in calls.items()

@@ -10,7 +10,7 @@ import numpy as np
 from sat_tf.exact.operations import quantize
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.native import Lookup, Softmax
+from sat_tf.exact.operations.native import Lookup, RowLookup, Softmax
 from sat_tf.exact.operations.operation import SELECTED, Basis, Made, Operation, Portability
 from sat_tf.exact.operations.pairs import Pair
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
@@ -115,7 +115,8 @@ def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
 # An operator is read as the first of these that recognizes it. The operators of `Moved` and
 # `Computed` are rows of `tabled.ROWS`; each other operation is a row by itself.
 OPERATIONS: list[type[Operation]] = [
-    *(Linear, Lookup, Pair, Mean, MaxPool, AveragePool, ResizeBilinear, Moved, Reshape, Computed),
+    *(Linear, RowLookup, Lookup, Pair, Mean, MaxPool, AveragePool, ResizeBilinear),
+    *(Moved, Reshape, Computed),
     *(quantize.ShiftImage, quantize.Quantize, quantize.ShiftOutput),
     *(quantize.Requantize, quantize.Dequantize),
     Softmax,
@@ -227,7 +228,8 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     if found.scales.size:
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=dtype)
     readers = [operation for operation in progress.operations if found.name in operation.inputs]
-    if found.holds_numbers or not any(reader.is_simulated for reader in readers):
+    are_numbers = found.holds_numbers or any(reader.reads_numbers for reader in readers)
+    if are_numbers or not any(reader.is_simulated for reader in readers):
         return Image(found.name, shape, None, type=dtype)
     # Its codes, where the first operation on it quantizes it.
     grids = (progress.tensors[reader.output].codes for reader in readers if reader.is_simulated)

@@ -15,8 +15,8 @@ from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
 from sat_tf.exact.operations import operation as shared
 from sat_tf.exact.operations.operation import Call, Made, Operation, Portability, Row, Rule, Written
 from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView, expect_grid, grid_of
-from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
+from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, expect_grid, grid_of
+from sat_tf.exact.tflite.tensors import Activation, Codes, Storage, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 # The offset from a stored integer to its place in a table.
@@ -240,6 +240,86 @@ class Lookup(Operation):
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
         return int(self.table.nbytes)
+
+
+# The end of the name of ids as int32: files of other tools cast numbers for any use.
+_IDS = "/ids"
+
+
+class _Ids(NamedTuple):
+    """The tensor with ids that became int32, and its type."""
+
+    source: str
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLookup(Operation):
+    """stored = table[id]: rows of a table of codes by ids, exact in every runtime."""
+
+    table: np.ndarray  # Int8, (rows, size).
+    ids: str = "int32"  # The type of the ids.
+
+    reads = (_CAST.name, _GATHER.name)
+    num_constants = 1
+    has_fixed_grid = True
+    reads_numbers = True
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (_GATHER.name,) if self.ids == "int32" else (_CAST.name, _GATHER.name)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`; kernels refuse ids beyond the table, and cut off a fraction."""
+        ids = inputs[0].astype(np.int64)
+        lowest, highest = np.min(ids, initial=0), np.max(ids, initial=0)
+        if lowest < 0 or highest >= len(self.table):
+            raise ValueError(
+                f"{self.output}: received ids from {lowest} to {highest}, expected 0 to "
+                f"{len(self.table) - 1}, the rows of its table; give ids of the model's vocabulary."
+            )
+        return self.table[ids].astype(np.int32)
+
+    def write(self, writer: Writer) -> None:
+        """Adds GATHER, which takes ids of any shape, behind a CAST unless they are int32."""
+        name, graph = self.output, writer.graph
+        scales = np.atleast_1d(graph.codes(name).scale)
+        table = writer.kernel(f"{name}/table", self.table, Storage.INT8, scales, 0)
+        place: int | str = self.inputs[0]
+        if self.ids != "int32":
+            place = writer.between(f"{name}{_IDS}", graph.tensors[name].shape[:-1])
+            types = {"inDataType": getattr(tfl.TensorType, self.ids.upper())}
+            writer.operator(_CAST, self.inputs, place, **types, outDataType=tfl.TensorType.INT32)
+        writer.operator(_GATHER, [table, place], name, axis=0)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Accepts the CAST of ids, and a GATHER of rows by an input of int32, or by such ids."""
+        if operator.name == _CAST.name:
+            return operator.output.name.endswith(_IDS)
+        table, places = operator.tensor(0), operator.tensor(1)
+        is_table = operator.is_constant(0) and table.type == "INT8" and len(table.shape) == 2
+        image, pending = operator.progress.image(places.name), operator.progress.pending
+        are_ids = image.type == "INT32" if image else isinstance(pending.get(places.name), _Ids)
+        return is_table and are_ids and not operator.option("axis")
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        pending = operator.progress.pending
+        if operator.name == _CAST.name:
+            dtype = operator.tensor(0).type.lower()
+            pending[operator.output.name] = _Ids(operator.source(), dtype)
+            return None
+        codes, places = operator.codes(), operator.tensor(1).name
+        if codes is None or grid_of(codes_of(operator.tensor(0))) != grid_of(codes):
+            raise NotUnderstoodError("its table has another grid than its output")
+        if operator.option("batchDims"):
+            raise NotUnderstoodError("it has a table for each image")
+        source, dtype = pending.get(places, _Ids(places, "int32"))
+        return cls((source,), operator.output.name, operator.constant(0, "INT8"), dtype), codes
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return 0 if shares_kernel else int(self.table.nbytes)
 
 
 # -- softmax --------------------------------------------------------------------------------------

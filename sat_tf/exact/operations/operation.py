@@ -89,8 +89,12 @@ class Operation(abc.ABC):
     # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
     rounds: ClassVar[bool] = False  # Whether runtimes have different rules for its codes.
-    # Whether its codes are those of an input of the model, whose grid cannot move.
+    # Whether its codes are those of an input of the model.
     of_input: ClassVar[bool] = False
+    # Whether its grid cannot move, as that of an input's codes, or of a table's.
+    has_fixed_grid: ClassVar[bool] = False
+    # Whether it reads numbers as they are, such as ids, and not as codes or real values.
+    reads_numbers: ClassVar[bool] = False
     # Whether its arithmetic is known; otherwise a runtime has to give its values.
     is_simulated: ClassVar[bool] = True
     makes_probabilities: ClassVar[bool] = False  # Whether it is a softmax.

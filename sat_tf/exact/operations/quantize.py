@@ -39,6 +39,7 @@ class ShiftImage(_Conversion):
     """uint8 pixels as int8, stored = pixel - 128; int8 codes of an input as they are."""
 
     of_input = True
+    has_fixed_grid = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (image,) = inputs

@@ -82,7 +82,10 @@ class Target(Processor):
         operators = self.operators
         if operators is not None and operator.name not in operators:
             fix = _FIXES.get(operator.name, "")
-            if operator.name in (*_LOOKS_UP, *_WORDS):
+            values = operator.inputs[0] if operator.name == "GATHER" else None
+            if values and values.data is not None and len(values.shape) > 1:
+                fix = "the CPU looks up the rows of a table"
+            elif operator.name in (*_LOOKS_UP, *_WORDS):
                 fix = "quantize for this target"
                 if self.native:  # files for other processors have tables
                     *words, last = (word for name, word in _WORDS.items() if name in operators)

@@ -143,7 +143,7 @@ class Image:
     name: str  # Its name in the file.
     shape: tuple[int, ...]  # Rows, columns and channels, or any other shape of the model's input.
     # The real value of one pixel level, or one code, in the first kernels; None for values that
-    # only layers left float read, as they are.
+    # layers left float, or tables, read as they are.
     scale: np.float32 | None
     zero_point: int = 0  # The pixel, or the code, of the real value 0.
     # The range of the Keras model's input, for pixels; None where only the file is known.
@@ -185,7 +185,7 @@ class Image:
 
     @property
     def is_kept(self) -> bool:
-        """Whether only layers left float read it, as it is."""
+        """Whether what reads it takes it as it is: layers left float, or tables."""
         return self.scale is None
 
     @property

@@ -20,7 +20,7 @@ from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portab
 from sat_tf.exact.operations.tabled import write_reshape
 from sat_tf.exact.tflite.tensors import Tensors
 from sat_tf.exact.tflite.writer import Writer
-from sat_tf.graph.layer_kinds import KINDS
+from sat_tf.graph.layer_kinds import KINDS, role_of
 from sat_tf.graph.network import Node, call_in_inference
 from sat_tf.messages import LayerMessage, kind_of, reason_of
 
@@ -87,9 +87,10 @@ class FloatLayer(Operation):
         return [images.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`: values looked up by ids are copied."""
+        """See `Operation`: values that are moved, or looked up by ids, are copied."""
         kinds = [KINDS.get(type(layer)) for layer in self.layers]
-        copies = all(spec is not None and spec.reads_ids for spec in kinds)
+        moves = [role_of(layer).keeps_codes for layer in self.layers]
+        copies = all(m or (spec and spec.reads_ids) for m, spec in zip(moves, kinds, strict=True))
         return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:

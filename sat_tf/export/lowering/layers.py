@@ -23,7 +23,7 @@ from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.messages import LayerMessage
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
-from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
+from sat_tf.qat.wrapper import QuantizedLayer, has_table, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
 from sat_tf.quantizers.seen_values import ON_AVERAGE, RANGE_FIX, each_its_own, misfit
 
@@ -33,7 +33,7 @@ _KERNELS_OF_8_BITS = (
 )
 # float32 divides and multiplies scales of ranges from `SMALLEST_RANGE` up to this without loss.
 _LARGEST_RANGE = 1e24
-_NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
+_NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE)
 
 
 def role_of(node: Node) -> Role:
@@ -89,11 +89,19 @@ def _with_float32(settings: Any) -> Any:
     return settings | {"dtype": "float32"} if is_lower else settings
 
 
+def table_of(node: Node) -> tf.Tensor:
+    """Returns the latent table of a layer that gives its rows."""
+    layer = inner_layer(node.layer)
+    return tf.convert_to_tensor(getattr(layer, layer_kinds.table_of(layer)), tf.float32)
+
+
 def is_left_float(node: Node) -> bool:
     """Returns whether the layer is left float, for TensorFlow's own converter."""
     layer = inner_layer(node.layer)
     if role_of(node) is Role.INPUT:
         return False
+    if role_of(node) is Role.LOOKUP:
+        return not has_table(node.layer)
     # Integers, and values that are no real numbers, have no codes.
     no_codes = any(not dtype.is_floating for dtype in node.types)
     plain = not isinstance(node.layer, QuantizedLayer) and (
@@ -414,7 +422,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for name in network.inputs:
         shape = network[name].shape
         if None in shape:
-            sizes = "(length,)" if len(shape) == 2 else "(rows, columns)"
+            sizes = "(length,)" if len(shape) < 3 else "(rows, columns)"
             text = (
                 f"received the input shape {shape}, expected fixed sizes; call "
                 f"sat_tf.export_tflite(model, path, image_size={sizes}), or use "
@@ -477,6 +485,13 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
         problem = WeightQuantizer.NOT_QUANTIZED if weights is None else weights.export_problem()
         if problem:
             yield problem
+    if role is Role.LOOKUP:
+        largest = float(tf.reduce_max(tf.abs(table_of(node))))
+        if largest > _LARGEST_RANGE:
+            yield (
+                f"received rows with values up to {largest:g}, expected up to {_LARGEST_RANGE:g}; "
+                "go back to an earlier checkpoint"
+            )
     if role is Role.NORM:
         smallest = float(np.min(Statistics.of(layer).square))
         if smallest <= 0.0:

@@ -31,8 +31,8 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
     """Returns a copy of a model of images of any size, for images of one size.
 
     Args:
-        model: a model with inputs (None, None, channels), or of sequences (None, channels),
-            quantized by sat-tf or not; it is not changed.
+        model: a model with inputs (None, None, channels), or of sequences (None, channels), or of
+            ids (None,), quantized by sat-tf or not; it is not changed.
         image_size: rows and columns, of every input that leaves them open; (length,) for
             sequences.
 
@@ -61,15 +61,17 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
 
     def shape_of(node: Node) -> tuple[int | None, ...]:
         """Returns the shape of an input; a model may have inputs of fixed and of open size."""
-        shape, expected = node.shape, "length" if len(node.shape) == 2 else "rows, columns"
+        shape, expected = node.shape, ("length,", "length, channels", "rows, columns, channels")
         sides = zip(shape, sizes, strict=False)
+        if len(shape) == len(sizes) == 1 and shape[0] in (None, *sizes):
+            return sizes
         if len(shape) == len(sizes) + 1 and all(side in (None, size) for side, size in sides):
             return *sizes, shape[-1]
         if is_open and None not in shape:
             return shape
         raise ValueError(
             f"{node.name}: received image_size={sizes} for an input of shape {shape}, "
-            f"expected ({expected}, channels) with sizes that are open or the same."
+            f"expected ({expected[min(len(shape), 3) - 1]}) with sizes that are open or the same."
         )
 
     copies: dict[int, keras.layers.Layer] = {}

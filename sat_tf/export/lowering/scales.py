@@ -399,10 +399,10 @@ def untie_means(graph: Graph) -> Graph:
     """Replaces every mean on a grid that cannot move by itself with a depthwise convolution.
 
     That is the grid of the mean's input, for example where both are parts of a concatenation, or
-    the grid of an image.
+    the grid of an image or of a table.
     """
     groups = _shared_grids(graph)
-    pinned = {op.output for op in graph.operations if op.of_input}
+    pinned = {op.output for op in graph.operations if op.has_fixed_grid}
     tensors, operations = dict(graph.tensors), list[Operation]()
     for op in graph.operations:
         names = groups.get(op.output, set())
@@ -466,8 +466,8 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
     """
     if not names & set(graph.tensors):
         return "it has no grid that could move"
-    if any(op.of_input for op in graph.operations if op.output in names):
-        return "it shares the grid of an image, which is what pixels are worth"
+    if any(op.has_fixed_grid for op in graph.operations if op.output in names):
+        return "it shares the grid of an image or of a table, which pixels, or its rows, have"
     if sum(name in names for name in operation.inputs) == 1:
         return "it shares its grid with what it reads"
     return ""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.core.grid import int8_codes
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.native import Softmax
+from sat_tf.exact.operations.native import RowLookup, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
@@ -82,6 +83,8 @@ class _Tracer:
         }
         # The images, by the tensors of codes that hold them.
         self.pixels: dict[str, str] = {}
+        # Float tensors of the ids that layers left float make, by their names.
+        self.ids: dict[str, str] = {}
 
     def trace(self) -> Graph:
         if not input_nodes(self.network):  # no activations are quantized
@@ -232,6 +235,24 @@ class _Tracer:
         shape = self.builder.tensors[source].shape
         op_kind, codes, window = layers.linear_operation(layer, codes, shape)
         return LinearDraft.of_codes(source, op_kind, codes, scales, bias.astype(np.float64), window)
+
+    def _lookup(self, node: Node) -> Draft:
+        """Adds the rows of a table, whose grid the output has."""
+        codes, scale = map(np.asarray, int8_codes(layers.table_of(node)))
+        ids = self._ids(node.inputs[0])
+        dtype = self.images[ids].type if ids in self.images else "float32"
+        rows = RowLookup((ids,), call_name(node), codes.astype(np.int8), dtype)
+        return Materialized(self.builder.add(rows, _shape(node), Codes(np.float32(scale), 0)))
+
+    def _ids(self, name: str) -> str:
+        """Returns the tensor with ids, float32 where layers left float make them."""
+        draft, node = self.drafts[name], self.network[name]
+        if not (isinstance(draft, OperationDraft) and isinstance(draft.operation, FloatLayer)):
+            return self.builder.dequantized(self._tensor(name))
+        if name not in self.ids:  # other layers left float take the numbers in their own type
+            tensor = Tensor(self.builder.between(f"{call_name(node)}_ids"), _shape(node), None)
+            self.ids[name] = draft.lower(self.builder, tensor)
+        return self.ids[name]
 
     def _linear_before(self, node: Node) -> LinearDraft:
         """Returns the draft that absorbs a layer: the linear one before it, or a requantization."""
@@ -447,6 +468,7 @@ class _Tracer:
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
+        Role.LOOKUP: _lookup,
         Role.NORM: lambda self, node: self._linear_before(node).folded(
             layers.affine(inner_layer(node.layer))
         ),

@@ -31,6 +31,7 @@ class Role(enum.Enum):
     MATRIX_PRODUCT = "matrix product"
     CONCATENATION = "tensors on one grid"  # also the largest or the smallest value of several
     MEAN = "mean"
+    LOOKUP = "rows of a table, by ids"
     FUNCTION = "function"
     MOVEMENT = "data movement"
     IDENTITY = "identity in inference"
@@ -218,8 +219,8 @@ class LayerKind:
     kernels: tuple[Kernel, ...] = ()  # The kernels it multiplies by, in order.
     # The layers that it becomes, one for each kernel, before it is quantized.
     pieces: tuple[type[keras.layers.Layer], ...] = ()
-    # Its weights, of whatever shape, are factors of single channels or values: they count no
-    # products, and are no matrices.
+    # Its weights, of whatever shape, are factors of single channels or values, or rows of a table:
+    # they count no products, and are no matrices.
     weights_by_channel: bool = False
     normalizes: bool = False  # It divides by a deviation that it measures.
     # Mean and variance of its output by channel, from its weights.
@@ -238,6 +239,9 @@ class LayerKind:
     in_training: Callable[[Any, Any], Any] | None = None
     # It takes its input for ids: neighbouring numbers stand for unlike things.
     reads_ids: bool = False
+    # The attribute with the table whose rows it gives, which are `grid.int8_codes` where they are
+    # quantized; "" without any.
+    table: str = ""
     keras3: Keras3 | None = None  # Its counterpart in Keras 3, or None.
 
     @property

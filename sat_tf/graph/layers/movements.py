@@ -6,9 +6,10 @@ Where operators of moves take only images, a sequence is an image with one row.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tf_keras as keras
 
-from sat_tf.graph import operation_layers
+from sat_tf.graph import operation_layers, shared_layers
 from sat_tf.graph.layers.kind import (
     SAME,
     Combination,
@@ -16,6 +17,7 @@ from sat_tf.graph.layers.kind import (
     Keras3,
     Kinds,
     LayerKind,
+    Moments,
     Move,
     Moves,
     Pooling,
@@ -144,6 +146,26 @@ def _combining(role: Role, combination: Combination) -> LayerKind:
     return LayerKind(role, combination=combination, keras3=SAME)
 
 
+# Float32, in which files may have ids, holds integers up to here.
+_MOST_ROWS = 2**24
+
+
+def _refuse_table(layer: Any) -> str | None:
+    if layer.sparse:
+        return "received sparse=True, expected rows as a dense tensor; leave it out"
+    if layer.input_dim > _MOST_ROWS:
+        return (
+            f"received a table of {layer.input_dim:,} rows, expected at most {_MOST_ROWS:,}; hash "
+            "ids to fewer, or pass unsupported='float'"
+        )
+    return None
+
+
+def _moments_of_rows(layer: Any) -> Moments:
+    rows = np.asarray(layer.embeddings, np.float64)
+    return np.mean(rows, axis=0), np.var(rows, axis=0)
+
+
 KINDS: Kinds = {
     L.Flatten: _movement(_RESHAPE, refuse_at=_refuse_flatten_at, reshapes=True),
     L.Reshape: _movement(_RESHAPE, reshapes=True),
@@ -227,4 +249,14 @@ KINDS: Kinds = {
     L.GlobalAveragePooling3D: _pooling(mean=True, whole=True),
     operation_layers.ChannelMean: LayerKind(Role.MEAN),
     operation_layers.ChannelMax: LayerKind(Role.MOVEMENT, moves=one_move("REDUCE_MAX")),
+    L.Embedding: LayerKind(
+        Role.LOOKUP,
+        _refuse_table,
+        weights_by_channel=True,
+        moments=_moments_of_rows,
+        detail=lambda layer: f"{layer.input_dim}x{layer.output_dim}",
+        reads_ids=True,
+        table=shared_layers.TABLES["Embedding"],
+        keras3=SAME,
+    ),
 }

@@ -104,7 +104,6 @@ KINDS: Kinds = {
     L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),
     L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),
-    L.Embedding: _OF_IDS,
     L.RNN: LayerKind(quantized=False, keras3=Keras3(wrapped={"cell": "cell"})),
     L.RepeatVector: LayerKind(
         quantized=False,

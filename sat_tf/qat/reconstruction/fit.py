@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.exact.top_k import classes_of
 from sat_tf.files import BYTES_BESIDE_WEIGHTS, read_arrays, renamed_when_done
 from sat_tf.graph import layer_kinds
@@ -28,7 +29,7 @@ from sat_tf.messages import RunError, warn
 from sat_tf.messages.progress_bar import Progress
 from sat_tf.qat.images import BATCH_SIZE, Images, Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
-from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, has_table, weight_quantizer
 from sat_tf.quantizers.values import SKEW
 from sat_tf.version import __version__
 
@@ -76,6 +77,10 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
         for learnt in layer.kernel_variables.values():
             sizes = np.abs(learnt.numpy())
             units[id(learnt)] = np.where(sizes > 0, sizes, largest)
+    if has_table(layer):
+        table = getattr(layer.layer, layer_kinds.table_of(layer.layer))
+        largest = float(np.max(np.abs(table.numpy())))
+        units[id(table)] = _LATENT_SHARE * 2.0 * largest / (2 * LARGEST_INT8) ** 2
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
         units |= {id(variable): _LEVEL_CODES * code for variable in layer.output_variables.values()}
@@ -112,6 +117,7 @@ class _Adam:
         for (variable, unit), (mean, square), gradient in updates:
             if gradient is None:
                 continue
+            gradient = tf.convert_to_tensor(gradient)  # that of a table has its rows alone
             mean.assign(self._MEAN * mean + (1.0 - self._MEAN) * gradient)
             square.assign(self._SQUARE * square + (1.0 - self._SQUARE) * tf.square(gradient))
             towards = mean / (1.0 - self._MEAN**steps)

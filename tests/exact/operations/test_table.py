@@ -15,7 +15,7 @@ from sat_tf.exact.operations import graph_file, quantize, windows
 from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.graph_file import FloatLayerOperator, read_graph, serialize
 from sat_tf.exact.operations.linear import Linear, weight_counts
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Softmax
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, RowLookup, Softmax
 from sat_tf.exact.operations.operation import Constant, Operation, stored_codes
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
@@ -107,12 +107,25 @@ def float_graph_of(operation: Operation) -> Graph:
     return chained(SHAPE, CODES, *reals, *ends)
 
 
+def graph_of_rows() -> Graph:
+    """Pixels, ids from 0 to 3.98 of which the fraction is cut off, and rows of a table."""
+    table = np.int8([[-127, 3], [0, 127], [5, -6], [64, 1]])
+    steps = (
+        (quantize.Dequantize(_X, "real"), SHAPE, None),
+        (Pair(("real",), "numbers", Pointwise.SUM, Constant(np.float32([2.0]))), SHAPE, None),
+        (RowLookup(("numbers",), "y", table, "float32"), (*SHAPE, 2), CODES),
+        (quantize.Dequantize(_Y, "out"), (*SHAPE, 2), None),
+    )
+    return chained(SHAPE, CODES, *steps)
+
+
 GRAPHS = [
     *(graph_of(*row) for row in ON_CODES),
     *(graph_of(native, SHAPE, FIXED_GRIDS.get(native.name, CODES)) for native in NATIVES),
     *map(float_graph_of, ON_FLOATS),
     # Pixels, and their codes as uint8.
     chained(SHAPE, CODES, (quantize.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
+    graph_of_rows(),
 ]
 
 
