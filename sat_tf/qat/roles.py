@@ -14,6 +14,7 @@ from sat_tf.messages import LayerMessage, kind_of, problems_of
 from sat_tf.qat import inputs
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.states import policy_problems
 from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
 
 # The kinds of demands; readers without activation bits read "float".
@@ -301,6 +302,8 @@ def _misfits(roles: Roles) -> Iterator[str]:
     for pattern in roles.policy.unmatched_overrides(named):
         yield f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
+    if roles.policy.states is not None:
+        yield from policy_problems(roles.whole, roles.policy)
     for node in roles.network:
         if not are_numbers(node.type) and not roles.is_for_float_layers(node.name):
             yield LayerMessage(

@@ -30,7 +30,7 @@ from sat_tf.export.lowering.scales import untie_means
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
-from sat_tf.graph.network import Network, Node, distinct
+from sat_tf.graph.network import Network, Node
 from sat_tf.messages import LayerMessage, ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
@@ -128,7 +128,6 @@ class _Tracer:
                 )
                 self.warnings.append(LayerMessage(layer.name, text))
         self.warnings += one_image_only(operations)
-        inputs, outputs_called = self.network.keys
         return Graph(
             name=self.network.name,
             tensors={
@@ -146,7 +145,7 @@ class _Tracer:
                 if name not in self.network.inputs and draft.tensor in self.builder.tensors
             },
             more_outputs=tuple(outputs[1:]),
-            keys=(inputs, outputs_called or distinct(self.network.output_names)),
+            keys=(self.network.keys[0], self.network.called),
         )
 
     # -- drafts of layers ----------------------------------------------------------------------
