@@ -2,11 +2,12 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from sat_tf.exact.certificate.inputs import (
 from sat_tf.exact.certificate.outputs import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.exact.certificate.stepping import with_states
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.contents import differences, read_contents
@@ -217,6 +219,8 @@ def verify_tflite(
             their codes. For an input that only layers left float read, for example ids, the values
             that Keras takes. For several inputs, a list with an array for each, in the order of
             `model.inputs`. A model of images of any size is verified for the size of these images.
+            Where outputs are states, the rows are the steps of a sequence: the file is also run
+            step by step, from states of real 0 on. Leave the states out, and they are simulated.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
@@ -241,22 +245,26 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
-    network = Network(model)
+    network, problems, content = Network(model), list[str](), b""
+    try:
+        content = read_tflite(path)
+    except ValueError as error:
+        problems.append(str(error))
     if any(None in network[name].shape for name in network.inputs):
         # The model takes images of any size: the file is for the size of these.
         batch = images[0] if isinstance(images, list | tuple) and len(images) else images
         if np.ndim(batch) in (3, 4) and np.ndim(batch) == len(network[network.inputs[0]].shape) + 1:
             network = sized(network, np.shape(batch)[1:-1])
     model = network.model
-    images, problems = network.given(images), list[str]()
-    try:
-        content = read_tflite(path)
-    except ValueError as error:
-        problems.append(str(error))
+    stream = _without_states(network, images, path, content)
+    images = network.given(images) if stream is None else images
     unscaled, inputs = kept_inputs(network), []
     for (name, type_), tensor in zip(input_types(network).items(), model.inputs, strict=True):
         scale = None if name in unscaled else np.float32(1.0)
         inputs.append(Image(name, tuple(tensor.shape[1:]), scale, type=type_))
+    if stream is not None:
+        inputs = [image for image in inputs if image.name in stream]
+        images = [*stream.values()] if len(inputs) > 1 else stream[inputs[0].name]
     images, image_problems = checked_images(images, inputs)
     problems += image_problems
     # The names of each output for the user: Keras' before and after, and its key.
@@ -277,7 +285,11 @@ def verify_tflite(
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
-    file_inputs = taken_by(subject.graph, images)
+    if stream is None:
+        file_inputs = taken_by(subject.graph, images)
+    else:
+        taken = taken_by(dataclasses.replace(subject.graph, images=subject.graph.stream), images)
+        file_inputs = with_states(subject.graph, content, taken)
     reference = None if float_model is None else FloatReference(float_model, subject.graph)
     return prove(
         subject,
@@ -292,6 +304,26 @@ def verify_tflite(
         has_biases_of_file=lambda: has_biases_of_file(network, settings),
         progress=progress,
     )
+
+
+def _without_states(
+    network: Network, images: Any, path: pathlib.Path, content: bytes
+) -> dict[str, Any] | None:
+    """Returns the steps for the inputs that are no states in the file; None if all are given."""
+    states: Mapping[str, str] = {}
+    with contextlib.suppress(ValueError):  # `_subject` says what is wrong with the file
+        settings = read_contents(content, str(path)).settings
+        states = FileSettings.of_file(settings, str(path)).states or {}
+    names = dict(zip(network.inputs, network.keys[0] or network.inputs, strict=True))
+    stream = {name: key for name, key in names.items() if name not in states.values()}
+    several = isinstance(images, list | tuple | Mapping)
+    if len(stream) == len(names) or (len(images) if several else 1) != len(stream):
+        return None
+    if not isinstance(images, Mapping):
+        return dict(zip(stream, images if several else [images], strict=True))
+    keys = {name: key if key in images else name for name, key in stream.items()}
+    are_these = set(keys.values()) == set(images)
+    return {name: images[key] for name, key in keys.items()} if are_these else None
 
 
 def _checked_ranges(

@@ -36,7 +36,7 @@ def state_problems(network: Network, states: object) -> list[str]:
         pair = f"states[{output!r}]={name!r}"
         for kind, called, known in (("output", output, outputs), ("input", name, network.inputs)):
             if called not in known:
-                words = f"{pair}: received no name of an {kind} of the model"
+                words = f"{pair}: received {called!r}, expected the name of an {kind}"
                 problems.append(with_hint(words, called, known))
         if output not in outputs or name not in network.inputs:
             continue

@@ -83,6 +83,7 @@ class Certificate(Displayed, CertificateRecord):
             "verdict": self.verdict._asdict(),
             "few_images": rules.few_images(self),
             "trained_notes": [note._asdict() for note in self.trained_notes],
+            "states_notes": [note._asdict() for note in rules.STATES.notes(self)],
             "is_portable": self.is_portable,
             "float_notes": [note._asdict() for note in self.float_notes],
             **values,

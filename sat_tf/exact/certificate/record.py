@@ -32,12 +32,10 @@ MOST_SATURATED = 0.01
 MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
 
 
-@dataclasses.dataclass
-class TensorCount:
-    """How one tensor compares with the simulation's."""
+@dataclasses.dataclass(kw_only=True)
+class CodesCount:
+    """How codes compare with the simulation's."""
 
-    name: str  # The tensor's name.
-    shape: tuple[int, ...]  # The shape without the batch dimension.
     codes_compared: int = 0  # The number of stored integers, over all images.
     codes_differing: int = 0  # The number of stored integers that differ.
 
@@ -45,6 +43,31 @@ class TensorCount:
         """Counts one batch."""
         self.codes_compared += expected.size
         self.codes_differing += int(np.count_nonzero(expected != computed))
+
+
+@dataclasses.dataclass
+class TensorCount(CodesCount):
+    """How one tensor compares with the simulation's."""
+
+    name: str  # The tensor's name.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
+
+
+@dataclasses.dataclass(kw_only=True)
+class SteppedCount(CodesCount):
+    """How the outputs of a sequence of steps, states included, compare with the simulation's."""
+
+    steps: int = 0  # The number of steps.
+
+
+@dataclasses.dataclass(frozen=True)
+class SteppedRun:
+    """A file run step by step from states of real 0, each fed back as codes."""
+
+    states: dict[str, str]  # The inputs that are fed, by the outputs that feed them.
+    steps: int  # The number of steps, one for each row of the images.
+    runtimes: dict[str, SteppedCount]  # Each runtime, stepped by its own states.
+    keras: SteppedCount | None = None  # The quantized Keras model, likewise; None without it.
 
 
 @dataclasses.dataclass
@@ -223,6 +246,8 @@ class CertificateRecord:
     input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
     # Whether the Keras model has taken the biases of the file; False where nothing differs.
     has_biases_of_file: bool = False
+    # The file as an app runs it, where outputs are states that are fed back; None for other files.
+    stepped: SteppedRun | None = None
 
     @property
     def xnnpack(self) -> RuntimeCount:

@@ -1,8 +1,9 @@
 """The stages of the export, in order; and the move of a trained model to its file's biases."""
 
 import contextlib
+import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,10 +92,15 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
 
 
 def deployed_graph(
-    network: Network, *, float_head: bool = False, pack: str = "auto", softmax: bool = False
+    network: Network,
+    *,
+    float_head: bool = False,
+    pack: str = "auto",
+    softmax: bool = False,
+    states: Mapping[str, str] | None = None,
 ) -> Graph:
     """Returns the deployed graph; its biases are integers of input scale · weight scale."""
-    graph = rounded(trained_graph(network, float_head=float_head, pack=pack))
+    graph = rounded(trained_graph(network, float_head=float_head, pack=pack, states=states))
     return with_softmax(graph) if softmax else graph
 
 
@@ -105,12 +111,25 @@ def rounded(graph: Graph) -> Graph:
     return graph
 
 
-def trained_graph(network: Network, *, float_head: bool = False, pack: str = "auto") -> Graph:
-    """Traces, folds, packs and upscales: the graph before anything of the model is rounded."""
+def trained_graph(
+    network: Network,
+    *,
+    float_head: bool = False,
+    pack: str = "auto",
+    states: Mapping[str, str] | None = None,
+) -> Graph:
+    """Traces, folds, packs and upscales: the graph before anything of the model is rounded.
+
+    Its states are those with which the model was quantized, unless others are given.
+    """
     network = in_inference(network)
     if problems := find_problems(network, float_head=float_head):
         raise ModelError(network.name, problems)
     graph = trace(network, float_head=float_head, kernels={})
+    if states is not None:
+        called = dict(zip(graph.keys[1], graph.outputs, strict=True))
+        by_tensor = {called[output]: name for output, name in states.items()}
+        graph = dataclasses.replace(graph, states=by_tensor)
     return scales.upscale(pack_graph(graph, pack))
 
 
@@ -148,7 +167,7 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
     """
     pack = processor_of(model).packing(pack)
-    for move in _moves(Network(model), float_head=float_head, pack=pack):
+    for move in _moves_to(Network(model), FileSettings(float_head=float_head, pack=pack)):
         move.variable.assign(move.value)
 
 
@@ -158,7 +177,7 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
 
     Yields the number of layers whose biases have moved.
     """
-    moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
+    moves = _moves_to(network, settings)
     before = [move.variable.numpy() for move in moves]
     with contextlib.ExitStack() as undo:
         for move, value in zip(moves, before, strict=True):
@@ -171,7 +190,7 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
 
 def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
     """Returns whether a model has the biases of its file, so that nothing in it would move."""
-    return not _moves(network, float_head=settings.float_head, pack=settings.packing)
+    return not _moves_to(network, settings)
 
 
 class _Move(NamedTuple):
@@ -183,9 +202,10 @@ class _Move(NamedTuple):
     near: np.ndarray  # The distance within which the variable has that value already.
 
 
-def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
-    """Lists the moves of a model, for the packing of one target; empty if all are done already."""
-    trained = trained_graph(network, float_head=float_head, pack=pack)
+def _moves_to(network: Network, settings: FileSettings) -> list[_Move]:
+    """Lists the moves of a model to its file with these settings; empty if all are done already."""
+    options = {"float_head": settings.float_head, "pack": settings.packing}
+    trained = trained_graph(network, **options, states=settings.states)
     deployed = rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {op.inputs[0]: op.output for op in trained.operations if op.reshapes}

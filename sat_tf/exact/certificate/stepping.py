@@ -1,0 +1,115 @@
+"""A file run step by step as an app runs a streaming model: the codes of its states are fed back.
+
+The states begin at real 0. A step computes a function of its inputs, integers from end to end, so
+that a sequence of steps has one result, whoever computes it: where no code of any output differs
+from the simulation's at any step, the steps give what the file's integer model makes of the whole.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from sat_tf.exact.certificate.outputs import Output, separated
+from sat_tf.exact.certificate.record import SteppedCount, SteppedRun
+from sat_tf.exact.litert.runtime import RUNTIMES, Runtime, loaded
+from sat_tf.exact.operations.graph import Graph, by_name, simulate
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, quantized, some_of
+
+# A function of the inputs of one step, which gives the outputs by name, and maybe other tensors.
+Step = Callable[[Pixels], Mapping[str, np.ndarray]]
+# Keras takes longer for a step than LiteRT and the simulation together.
+_MOST_KERAS_STEPS = 64
+
+
+def steps(graph: Graph, sequence: Pixels, step: Step) -> Iterator[tuple[Pixels, Mapping]]:
+    """Yields the inputs and the outputs of each step, from states of real 0 on.
+
+    The sequence is that of `graph.stream`, a step in each row, as the file takes it.
+    """
+    states = {
+        entering.name: np.full((1, *entering.shape), entering.zero_point, np.int8)
+        for _, entering in graph.state_ends.values()
+    }
+    for place in range(number_of(sequence)):
+        arrays = arrays_of(some_of(sequence, place, place + 1))
+        fed = {image.name: array for image, array in zip(graph.stream, arrays, strict=True)}
+        inputs = tuple({**fed, **states}[image.name] for image in graph.images)
+        outputs = step(inputs)
+        yield inputs, outputs
+        states = {name: outputs[output].astype(np.int8) for output, name in graph.states.items()}
+
+
+def with_states(graph: Graph, content: bytes, sequence: Pixels) -> Pixels:
+    """Returns the arrays of all inputs, with the states that the simulation of a file reaches."""
+    inputs = [fed for fed, _ in steps(graph, sequence, _simulated(graph, content))]
+    return tuple(map(np.concatenate, zip(*inputs, strict=True)))
+
+
+def stepped(
+    graph: Graph,
+    content: bytes,
+    images: Pixels,
+    runtimes: Sequence[str],
+    keras: Callable[[Pixels], np.ndarray] | None,
+    outputs: Sequence[Output],
+) -> SteppedRun:
+    """Runs the rows of the images as steps of a sequence, and counts the codes that differ.
+
+    `keras` is a model that gives all `outputs` for the inputs of the file.
+    """
+    arrays = by_name(images, graph)
+    sequence = tuple(arrays[image.name] for image in graph.stream)
+    makers = {operation.output: operation for operation in graph.operations}
+    # The codes of each output, which may be dequantized; float outputs have none.
+    codes = {name: makers[name].represented or name for name in graph.outputs}
+    codes = {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
+    expected = [made for _, made in steps(graph, sequence, _simulated(graph, content))]
+
+    def of_keras(inputs: Pixels) -> dict[str, np.ndarray]:
+        pieces = zip(graph.outputs, separated(keras(inputs), outputs), strict=True)
+        real = {name: piece for name, piece in pieces if name in codes}
+        return {name: quantized(piece, graph.codes(codes[name])) for name, piece in real.items()}
+
+    def counted(step: Step, names: Mapping[str, str], most: int | None = None) -> SteppedCount:
+        """Counts the codes in `names` that a step makes, beside the simulation's."""
+        count = SteppedCount()
+        run = steps(graph, some_of(sequence, 0, most or len(expected)), step)
+        for simulated, (_, made) in zip(expected, run, strict=False):
+            for name, other in names.items():
+                count.add(simulated[other], made[name])
+            count.steps += 1
+        return count
+
+    as_they_are = {name: name for name in codes}
+    counts = {name: counted(_run_by(graph, content, name), as_they_are) for name in runtimes}
+    return SteppedRun(
+        states=dict(graph.states),
+        steps=len(expected),
+        runtimes=counts,
+        keras=counted(of_keras, codes, _MOST_KERAS_STEPS) if keras else None,
+    )
+
+
+def _simulated(graph: Graph, content: bytes) -> Step:
+    """Returns the simulation of a step; LiteRT with XNNPACK computes layers that are left float."""
+    left_float = graph.layers_left_float
+    runtime = Runtime(content, keep_tensors=True) if left_float else None
+
+    def step(inputs: Pixels) -> dict[str, np.ndarray]:
+        if runtime is None:
+            return simulate(graph, inputs)
+        runtime.run(inputs)
+        return simulate(graph, inputs, runtime.tensors(left_float))
+
+    return step
+
+
+def _run_by(graph: Graph, content: bytes, name: str) -> Step:
+    """Returns a step in a runtime; LiteRT keeps no other tensors than outputs, as on a phone."""
+    runtime = loaded(content, name, keep_tensors=name not in RUNTIMES)
+
+    def step(inputs: Pixels) -> dict[str, np.ndarray]:
+        runtime.run(inputs)
+        return runtime.tensors(graph.outputs)
+
+    return step
