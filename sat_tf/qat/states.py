@@ -82,9 +82,8 @@ def policy_problems(network: Network, policy: BitPolicy) -> list[str]:
 
 def tied_states(network: Network) -> dict[str, str]:
     """The inputs that share their grids with outputs of a quantized model, by these outputs."""
-    nodes = input_nodes(network).items()
-    fed_by = {name: output_quantizer(node.layer).fed_by for name, node in nodes}
-    return {output: name for name, output in fed_by.items() if output}
+    quantizers = {n: output_quantizer(node.layer) for n, node in input_nodes(network).items()}
+    return {q.fed_by: name for name, q in quantizers.items() if q is not None and q.fed_by}
 
 
 def makers_of_states(network: Network) -> set[str]:

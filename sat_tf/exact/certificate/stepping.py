@@ -63,30 +63,27 @@ def stepped(
     # The codes of each output, which may be dequantized; float outputs have none.
     codes = {name: makers[name].represented or name for name in graph.outputs}
     codes = {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
-    expected = [made for _, made in steps(graph, sequence, _simulated(graph, content))]
+    kept = {*codes, *codes.values()}
+    made_by_steps = (made for _, made in steps(graph, sequence, _simulated(graph, content)))
+    expected = [{name: made[name] for name in kept} for made in made_by_steps]
 
-    def of_keras(inputs: Pixels) -> dict[str, np.ndarray]:
-        pieces = zip(graph.outputs, separated(keras(inputs), outputs), strict=True)
-        real = {name: piece for name, piece in pieces if name in codes}
-        return {name: quantized(piece, graph.codes(codes[name])) for name, piece in real.items()}
-
-    def counted(step: Step, names: Mapping[str, str], most: int | None = None) -> SteppedCount:
-        """Counts the codes in `names` that a step makes, beside the simulation's."""
+    def counted(step: Step, names: Mapping[str, str], most: int) -> SteppedCount:
+        """Counts the outputs that differ from the simulation's tensors in `names`."""
         count = SteppedCount()
-        run = steps(graph, some_of(sequence, 0, most or len(expected)), step)
+        run = steps(graph, some_of(sequence, 0, most), step)
         for simulated, (_, made) in zip(expected, run, strict=False):
             for name, other in names.items():
                 count.add(simulated[other], made[name])
             count.steps += 1
         return count
 
-    as_they_are = {name: name for name in codes}
-    counts = {name: counted(_run_by(graph, content, name), as_they_are) for name in runtimes}
+    as_they_are, count, most = {name: name for name in codes}, len(expected), _MOST_KERAS_STEPS
+    counts = {name: counted(_run_by(graph, content, name), as_they_are, count) for name in runtimes}
     return SteppedRun(
         states=dict(graph.states),
-        steps=len(expected),
+        steps=count,
         runtimes=counts,
-        keras=counted(of_keras, codes, _MOST_KERAS_STEPS) if keras else None,
+        keras=counted(_in_codes(graph, keras, outputs, codes), codes, most) if keras else None,
     )
 
 
@@ -111,5 +108,20 @@ def _run_by(graph: Graph, content: bytes, name: str) -> Step:
     def step(inputs: Pixels) -> dict[str, np.ndarray]:
         runtime.run(inputs)
         return runtime.tensors(graph.outputs)
+
+    return step
+
+
+def _in_codes(
+    graph: Graph,
+    keras: Callable[[Pixels], np.ndarray],
+    outputs: Sequence[Output],
+    codes: Mapping[str, str],
+) -> Step:
+    """Returns a step of Keras, whose outputs become the codes that the file has of them."""
+
+    def step(inputs: Pixels) -> dict[str, np.ndarray]:
+        made = dict(zip(graph.outputs, separated(keras(inputs), outputs), strict=True))
+        return {name: quantized(made[name], graph.codes(codes[name])) for name in codes}
 
     return step

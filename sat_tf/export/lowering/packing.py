@@ -294,7 +294,7 @@ class FileSettings:
         names = [field.name for field in dataclasses.fields(cls)]
         # Earlier versions wrote only this setting; the others had their defaults of then.
         if found is not None and "float_head" in found:
-            values = {"pack": "none", "states": {}}
+            values: dict[str, Any] = {"pack": "none", "states": {}}
             values |= {name: found[name] for name in names if name in found}
             target = values.get("target", processors.DEFAULT_TARGET)
             values["target"] = processors.saved_target(target)

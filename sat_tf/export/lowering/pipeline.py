@@ -204,8 +204,12 @@ class _Move(NamedTuple):
 
 def _moves_to(network: Network, settings: FileSettings) -> list[_Move]:
     """Lists the moves of a model to its file with these settings; empty if all are done already."""
-    options = {"float_head": settings.float_head, "pack": settings.packing}
-    trained = trained_graph(network, **options, states=settings.states)
+    trained = trained_graph(
+        network,
+        float_head=settings.float_head,
+        pack=settings.packing,
+        states=settings.states,
+    )
     deployed = rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {op.inputs[0]: op.output for op in trained.operations if op.reshapes}
