@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from sat_tf.exact.certificate.inputs import (
 from sat_tf.exact.certificate.outputs import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
-from sat_tf.exact.certificate.stepping import with_states
+from sat_tf.exact.certificate.stepping import number_given, stream_of, with_states
 from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.contents import differences, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
@@ -256,7 +257,10 @@ def verify_tflite(
         if np.ndim(batch) in (3, 4) and np.ndim(batch) == len(network[network.inputs[0]].shape) + 1:
             network = sized(network, np.shape(batch)[1:-1])
     model = network.model
-    stream = _without_states(network, images, path, content)
+    stream = None
+    if number_given(images) < len(network.inputs):
+        with contextlib.suppress(ValueError):  # `_subject` says what is wrong with the file
+            stream = stream_of(read_graph(content, str(path)), images)
     images = network.given(images) if stream is None else images
     unscaled, inputs = kept_inputs(network), []
     for (name, type_), tensor in zip(input_types(network).items(), model.inputs, strict=True):
@@ -304,26 +308,6 @@ def verify_tflite(
         has_biases_of_file=lambda: has_biases_of_file(network, settings),
         progress=progress,
     )
-
-
-def _without_states(
-    network: Network, images: Any, path: pathlib.Path, content: bytes
-) -> dict[str, Any] | None:
-    """Returns the steps for the inputs that are no states in the file; None if all are given."""
-    states: Mapping[str, str] = {}
-    with contextlib.suppress(ValueError):  # `_subject` says what is wrong with the file
-        settings = read_contents(content, str(path)).settings
-        states = FileSettings.of_file(settings, str(path)).states or {}
-    names = dict(zip(network.inputs, network.keys[0] or network.inputs, strict=True))
-    stream = {name: key for name, key in names.items() if name not in states.values()}
-    several = isinstance(images, list | tuple | Mapping)
-    if len(stream) == len(names) or (len(images) if several else 1) != len(stream):
-        return None
-    if not isinstance(images, Mapping):
-        return dict(zip(stream, images if several else [images], strict=True))
-    keys = {name: key if key in images else name for name, key in stream.items()}
-    are_these = set(keys.values()) == set(images)
-    return {name: images[key] for name, key in keys.items()} if are_these else None
 
 
 def _checked_ranges(

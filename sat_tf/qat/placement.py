@@ -418,14 +418,16 @@ def _without_grid_of_state(
         if name in roles.network.inputs:
             has_grid = name not in roles.kept and roles.policy.type_of(name) != INPUT_TYPES[0]
         else:
+            is_softmax = layer_kinds.is_softmax(roles.network[name].layer)
             is_integer = name in grids and roles.policies[name].stream_bits is not None
-            has_grid = is_integer and name not in demands.around | demands.around_output
+            is_on_that_of_another = name in demands.around | demands.around_output
+            has_grid = is_integer and not is_softmax and not is_on_that_of_another
         if not has_grid:
             yield LayerMessage(
                 name,
-                f"received a state of BitPolicy(states=...) that this {roles.of[name].value} "
-                "makes, expected a layer whose output has 8-bit codes of its own: no softmax, "
-                "layer left float or picture, and stream_bits=8; let another layer make the state.",
+                "received a layer that makes a state of BitPolicy(states=...), expected one whose "
+                "output has 8-bit codes of its own: no softmax, layer left float, picture or "
+                "NPU's pooling, and stream_bits=8; let another layer make the state.",
             )
 
 

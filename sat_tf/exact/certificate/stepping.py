@@ -6,6 +6,7 @@ from the simulation's at any step, the steps give what the file's integer model 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,38 @@ def with_states(graph: Graph, content: bytes, sequence: Pixels) -> Pixels:
     """Returns the arrays of all inputs, with the states that the simulation of a file reaches."""
     inputs = [fed for fed, _ in steps(graph, sequence, _simulated(graph, content))]
     return tuple(map(np.concatenate, zip(*inputs, strict=True)))
+
+
+def number_given(images: object) -> int:
+    """Returns how many inputs a caller gives arrays for."""
+    return len(images) if isinstance(images, list | tuple | Mapping) else 1
+
+
+def stream_of(graph: Graph, images: Any) -> dict[str, Any] | None:
+    """Returns the arrays for `graph.stream` by name, where these are all that a caller gives."""
+    names = [image.name for image in graph.images]
+    keys = dict(zip(names, graph.keys[0] or names, strict=True))
+    stream = {image.name: keys[image.name] for image in graph.stream}
+    if not graph.states or number_given(images) != len(stream):
+        return None
+    if not isinstance(images, Mapping):
+        arrays = images if isinstance(images, list | tuple) else [images]
+        return dict(zip(stream, arrays, strict=True))
+    found = {name: key if key in images else name for name, key in stream.items()}
+    is_stream = set(found.values()) == set(images)
+    return {name: images[key] for name, key in found.items()} if is_stream else None
+
+
+def with_real_states(graph: Graph, content: bytes, images: Any) -> Any:
+    """Returns the arrays for all inputs, with the real values of states that a caller leaves out."""
+    stream = stream_of(graph, images)
+    if stream is None:
+        return images
+    taken = tuple(image.taken(np.asarray(stream[image.name])) for image in graph.stream)
+    arrays = by_name(with_states(graph, content, taken), graph)
+    states = {image.name: image for image in graph.images if image.name not in stream}
+    stream |= {name: image.fed(arrays[name]) for name, image in states.items()}
+    return [stream[image.name] for image in graph.images]
 
 
 def stepped(

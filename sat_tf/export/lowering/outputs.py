@@ -105,6 +105,11 @@ def check_states(graph: Graph) -> None:
     """Raises ValueError unless each state leaves and enters a file's graph on one grid."""
     problems = []
     for output, (leaving, entering) in graph.state_ends.items():
+        if graph.outputs.count(output) > 1:
+            problems.append(
+                f"states: received the tensor {output}, which is another output as well, expected "
+                "one that is a state alone, as only states leave the file as codes; leave one out."
+            )
         if entering.is_kept or entering.type != STATE_TYPE:
             problems.append(
                 f"states: received the input {entering.name}, which the file takes as "

@@ -167,7 +167,7 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
     """
     pack = processor_of(model).packing(pack)
-    for move in _moves_to(Network(model), FileSettings(float_head=float_head, pack=pack)):
+    for move in _moves(Network(model), float_head=float_head, pack=pack):
         move.variable.assign(move.value)
 
 
@@ -203,13 +203,16 @@ class _Move(NamedTuple):
 
 
 def _moves_to(network: Network, settings: FileSettings) -> list[_Move]:
-    """Lists the moves of a model to its file with these settings; empty if all are done already."""
-    trained = trained_graph(
-        network,
-        float_head=settings.float_head,
-        pack=settings.packing,
-        states=settings.states,
-    )
+    """Lists the moves of a model to its file with these settings."""
+    head, pack = settings.float_head, settings.packing
+    return _moves(network, float_head=head, pack=pack, states=settings.states)
+
+
+def _moves(
+    network: Network, *, float_head: bool, pack: str, states: Mapping[str, str] | None = None
+) -> list[_Move]:
+    """Lists the moves of a model, for the packing of one target; empty if all are done already."""
+    trained = trained_graph(network, float_head=float_head, pack=pack, states=states)
     deployed = rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {op.inputs[0]: op.output for op in trained.operations if op.reshapes}
