@@ -75,6 +75,10 @@ class Certificate(Displayed, CertificateRecord):
         for name, count in self.runtimes.items():
             counts = {total: getattr(count, total) for total in totals}
             values["runtimes"][name] = {**counts, **values["runtimes"][name]}
+        if values["stepped"] is None:  # as for files from before states
+            del values["stepped"]
+        else:
+            values["states_notes"] = [note._asdict() for note in rules.STATES.notes(self)]
         return {
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,
@@ -83,7 +87,6 @@ class Certificate(Displayed, CertificateRecord):
             "verdict": self.verdict._asdict(),
             "few_images": rules.few_images(self),
             "trained_notes": [note._asdict() for note in self.trained_notes],
-            "states_notes": [note._asdict() for note in rules.STATES.notes(self)],
             "is_portable": self.is_portable,
             "float_notes": [note._asdict() for note in self.float_notes],
             **values,

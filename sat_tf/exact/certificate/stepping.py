@@ -67,7 +67,7 @@ def stream_of(graph: Graph, images: Any) -> dict[str, Any] | None:
 
 
 def with_real_states(graph: Graph, content: bytes, images: Any) -> Any:
-    """Returns the arrays for all inputs, with the real values of states that a caller leaves out."""
+    """Returns the arrays for all inputs, with real values of states that a caller leaves out."""
     stream = stream_of(graph, images)
     if stream is None:
         return images
