@@ -212,7 +212,7 @@ class FileSettings:
     target: str = processors.DEFAULT_TARGET  # The processor that it is for.
     # The input that each of these outputs is fed back to as codes, by their names in the file;
     # None: those with which the model was quantized.
-    states: Mapping[str, str] | None = None
+    states: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = [
@@ -294,8 +294,7 @@ class FileSettings:
         names = [field.name for field in dataclasses.fields(cls)]
         # Earlier versions wrote only this setting; the others had their defaults of then.
         if found is not None and "float_head" in found:
-            values: dict[str, Any] = {"pack": "none", "states": {}}
-            values |= {name: found[name] for name in names if name in found}
+            values = {"pack": "none", **{name: found[name] for name in names if name in found}}
             target = values.get("target", processors.DEFAULT_TARGET)
             values["target"] = processors.saved_target(target)
             if values["pack"] == "int4" and not found.get("pixelwise", False):
