@@ -278,7 +278,7 @@ def export_tflite(
             real value = scale · (integer - zero point), with the numbers of the output tensor;
             uint8 ones are 128 more. A softmax then has probabilities in steps of 1/256.
         states: {"output name": "input name"}: outputs of a streaming model that the app feeds back
-            to inputs at the next step, as they are: int8 codes of one scale and one zero point,
+            to inputs with the next frame, as they are: int8 codes of one scale and one zero point,
             whatever `output_type` says of other outputs. `BitPolicy(states=...)` gives the two ends
             one grid, before calibration and training; its states are the default, {} is none. Each
             starts at its zero point, which is real 0.

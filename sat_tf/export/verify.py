@@ -26,7 +26,7 @@ from sat_tf.exact.certificate.inputs import (
 from sat_tf.exact.certificate.outputs import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
-from sat_tf.exact.certificate.stepping import number_given, stream_of, with_states
+from sat_tf.exact.certificate.sequence import frames_of, number_given, with_states
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.native import softmax
@@ -220,8 +220,8 @@ def verify_tflite(
             their codes. For an input that only layers left float read, for example ids, the values
             that Keras takes. For several inputs, a list with an array for each, in the order of
             `model.inputs`. A model of images of any size is verified for the size of these images.
-            Where outputs are states, the rows are the steps of a sequence: the file is also run
-            step by step, from states of real 0 on. Leave the states out, and they are simulated.
+            Where outputs are states, the rows are the frames of a sequence: the file is also run
+            frame by frame, from states of real 0 on. Leave states out, and they are simulated.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
@@ -257,18 +257,18 @@ def verify_tflite(
         if np.ndim(batch) in (3, 4) and np.ndim(batch) == len(network[network.inputs[0]].shape) + 1:
             network = sized(network, np.shape(batch)[1:-1])
     model = network.model
-    stream = None
+    frames = None
     if number_given(images) < len(network.inputs):
         with contextlib.suppress(ValueError):  # `_subject` says what is wrong with the file
-            stream = stream_of(read_graph(content, str(path)), images)
-    images = network.given(images) if stream is None else images
+            frames = frames_of(read_graph(content, str(path)), images)
+    images = network.given(images) if frames is None else images
     unscaled, inputs = kept_inputs(network), []
     for (name, type_), tensor in zip(input_types(network).items(), model.inputs, strict=True):
         scale = None if name in unscaled else np.float32(1.0)
         inputs.append(Image(name, tuple(tensor.shape[1:]), scale, type=type_))
-    if stream is not None:
-        inputs = [image for image in inputs if image.name in stream]
-        images = [*stream.values()] if len(inputs) > 1 else stream[inputs[0].name]
+    if frames is not None:
+        inputs = [image for image in inputs if image.name in frames]
+        images = [*frames.values()] if len(inputs) > 1 else frames[inputs[0].name]
     images, image_problems = checked_images(images, inputs)
     problems += image_problems
     # The names of each output for the user: Keras' before and after, and its key.
@@ -289,10 +289,12 @@ def verify_tflite(
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
-    if stream is None:
+    if frames is None:
         file_inputs = taken_by(subject.graph, images)
     else:
-        taken = taken_by(dataclasses.replace(subject.graph, images=subject.graph.stream), images)
+        taken = taken_by(
+            dataclasses.replace(subject.graph, images=subject.graph.frame_inputs), images
+        )
         file_inputs = with_states(subject.graph, content, taken)
     reference = None if float_model is None else FloatReference(float_model, subject.graph)
     return prove(

@@ -23,7 +23,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.certificate.proof import read_subject
-from sat_tf.exact.certificate.stepping import number_given, with_real_states
+from sat_tf.exact.certificate.sequence import number_given, with_real_states
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flattened
 from sat_tf.graph.network import Network

@@ -148,7 +148,7 @@ class BitPolicy:
             only layers left float read stays as it is, unless this or `input_range` speaks of it;
             one that they take for ids, in any case.
         states: {"output name": "input name"}: outputs of a streaming model that are fed back to its
-            inputs at the next step. The two of a pair have one grid, which calibration sets and
+            inputs with the next frame. The two of a pair have one grid, which calibration sets and
             training leaves as it is, and the file takes and gives its int8 codes, whatever
             `input_type` says of all inputs; see `export_tflite`. None is no state, and to
             `requantize` those that the model has.

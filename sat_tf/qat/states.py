@@ -1,8 +1,8 @@
 """The states of a streaming model: outputs that are fed back to its inputs, each pair on one grid.
 
-A step reads the states that the step before it has made. Their codes go from file to file as they
-are, so that output and input need one scale and one zero point, in training too: the quantizers of
-both have a range that calibration sets, and training leaves.
+A model reads the states that it has made of the frame before. In a file they are codes, fed back as
+they are, so that output and input need one scale and one zero point, in training too: the
+quantizers of both have one range, which calibration sets and training leaves.
 """
 
 import itertools
@@ -52,7 +52,7 @@ def state_problems(network: Network, states: object) -> list[str]:
             problems.append(
                 f"{pair}: received an output of shape {shapes[0]} for an input of shape "
                 f"{shapes[1]}, expected one constant shape; a slice or a Cropping1D keeps the "
-                "newest steps of a longer output."
+                "newest frames of a longer output."
             )
         if types != ["float32", "float32"]:
             problems.append(

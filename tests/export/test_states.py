@@ -91,8 +91,8 @@ def run(interpreter, fed):
     return {end["name"]: np.array(interpreter.get_tensor(end["index"])) for end in outputs}
 
 
-def stepped_by_hand(path, codes, kernels="AUTO"):
-    """The outputs of all steps, with the codes of states fed back as they are."""
+def run_by_hand(path, codes, kernels="AUTO"):
+    """The outputs of all frames, with the codes of states fed back as they are."""
     interpreter, states, made = interpreter_of(path, kernels), {}, []
     for frame in codes:
         made.append(run(interpreter, {"frame": frame[np.newaxis], **states}))
@@ -123,22 +123,22 @@ def test_other_outputs_have_the_type_that_is_asked_for(streaming, output_type, p
 
 @BOTH
 @pytest.mark.parametrize("kernels", ["AUTO", "BUILTIN_WITHOUT_DEFAULT_DELEGATES"])
-def test_steps_give_the_codes_of_the_whole_window(library, kernels, tmp_path):
+def test_frame_by_frame_a_file_gives_the_codes_of_the_whole_window(library, kernels, tmp_path):
     # The same network takes a window of 24 frames behind states of 0; all variables, those of
     # quantizers included, are those of the streaming model.
     model, whole = tied(library), sat_tf.quantize_model(keyword_net(library, frames=24), POLICY)
     whole.set_weights(model.get_weights())
-    step_path, whole_path = tmp_path / "step.tflite", tmp_path / "whole.tflite"
-    for each, path in ((model, step_path), (whole, whole_path)):
+    frame_path, whole_path = tmp_path / "frame.tflite", tmp_path / "whole.tflite"
+    for each, path in ((model, frame_path), (whole, whole_path)):
         sat_tf.export_tflite(each, path, output_type="int8")
     grids = [
         (codes.scale, codes.zero_point)
-        for path in (step_path, whole_path)
+        for path in (frame_path, whole_path)
         for codes in [read_graph(path.read_bytes(), "file").images[0].codes]
     ]
     assert grids[0] == grids[1]
     codes = np.clip(np.rint(FRAMES[:24] / grids[0][0]) + grids[0][1], -128, 127).astype(np.int8)
-    made = stepped_by_hand(step_path, codes, kernels)
+    made = run_by_hand(frame_path, codes, kernels)
     window = run(interpreter_of(whole_path, kernels), {"frame": codes.reshape(1, 24, 8)})
     scores = np.concatenate([outputs["scores"] for outputs in made], axis=1)
     np.testing.assert_array_equal(scores, window["scores"])
@@ -165,25 +165,25 @@ def test_training_changes_nothing_of_the_tie(library, path):
         name: before[name] for name in (*STATES, *STATES.values())
     }
     certificate = sat_tf.verify_tflite(model, path, FRAMES, progress=False)
-    assert certificate.codes_differing == certificate.stepped.runtimes["xnnpack"].codes_differing
+    assert certificate.codes_differing == certificate.sequence.runtimes["xnnpack"].codes_differing
     assert certificate.codes_differing == 0
 
 
-def test_a_certificate_counts_the_codes_of_steps_from_the_zero_state(path, tmp_path):
+def test_a_certificate_counts_the_codes_of_a_sequence_from_the_zero_state(path, tmp_path):
     json_path = tmp_path / "certificate.json"
     options = {"certificate_path": json_path}
     _, certificate = proved(tied(), path, FRAMES, {"snap_biases": True}, **options)
-    stepped = certificate.stepped
-    assert (stepped.states, stepped.steps) == (STATES, 64)
+    run = certificate.sequence
+    assert (run.states, run.frames) == (STATES, 64)
     values = 64 * (3 + 2 * 8 + 4 * 6)
-    for count in (*stepped.runtimes.values(), stepped.keras):
-        assert (count.codes_compared, count.steps) == (values, 64)
+    for count in (*run.runtimes.values(), run.keras):
+        assert (count.codes_compared, count.frames) == (values, 64)
     # Builtin kernels round twice, which is counted.
-    assert stepped.runtimes["xnnpack"].codes_differing == stepped.keras.codes_differing == 0
-    # Rows are compared tensor by tensor with the states that the steps reach.
+    assert run.runtimes["xnnpack"].codes_differing == run.keras.codes_differing == 0
+    # Rows are compared tensor by tensor with the states that the sequence reaches.
     assert certificate.codes_compared > 64 * 60
     sentence = (
-        "Run step by step from states of real 0, first_out fed back to first and second_out fed "
+        "Run frame by frame from states of real 0, first_out fed back to first and second_out fed "
         "back to second as codes, the file gives the codes of the whole sequence: 0 of "
     )
     (note,) = [note for note in certificate.statements if note.words.startswith(sentence)]
@@ -191,25 +191,25 @@ def test_a_certificate_counts_the_codes_of_steps_from_the_zero_state(path, tmp_p
     assert " ".join(certificate_page(certificate).split()).count(sentence) == 1
     written = json.loads(json_path.read_text())
     assert written["states_notes"][0]["words"] == note.words
-    assert read_certificate(json_path).stepped == stepped
+    assert read_certificate(json_path).sequence == run
 
 
-def test_steps_are_those_of_an_app(streaming, path):
+def test_the_sequence_is_that_of_an_app(streaming, path):
     # The states that a certificate's rows have are those of a loop over LiteRT.
     sat_tf.export_tflite(streaming, path)
     graph = read_graph(path.read_bytes(), "file")
     assert graph.states == STATES
     codes = graph.images[0].taken(FRAMES[:8])
-    by_hand = sum(output["scores"].sum() for output in stepped_by_hand(path, codes))
+    by_hand = sum(output["scores"].sum() for output in run_by_hand(path, codes))
     certificate = verify_file(path, FRAMES[:8], progress=False)
-    assert certificate.stepped.runtimes["xnnpack"].codes_differing == 0
-    assert certificate.stepped.keras is None
+    assert certificate.sequence.runtimes["xnnpack"].codes_differing == 0
+    assert certificate.sequence.keras is None
     (last,) = [tensor for tensor in certificate.codes if tensor.name == "scores_codes"]
     places = np.arange(len(last.counts)) + last.lowest - last.zero_point
     assert by_hand == pytest.approx(last.step * np.sum(places * last.counts), rel=1e-5)
 
 
-def test_frames_alone_or_with_states_in_a_list_or_a_dictionary_are_steps(streaming, path):
+def test_frames_alone_or_with_states_in_a_list_or_a_dictionary_are_a_sequence(streaming, path):
     sat_tf.export_tflite(streaming, path)
     frames, first, second = (array[:5] for array in rows())
     forms = [
@@ -220,21 +220,21 @@ def test_frames_alone_or_with_states_in_a_list_or_a_dictionary_are_steps(streami
     assert {one.images_sha256 for one in found[:3]} == {found[0].images_sha256}
     assert {one.images_sha256 for one in found[3:]} == {found[3].images_sha256}
     assert found[0].images_sha256 != found[3].images_sha256
-    assert len({str(one.stepped) for one in found}) == 1
+    assert len({str(one.sequence) for one in found}) == 1
     with pytest.raises(ValueError, match="received 2 arrays for 3 inputs"):
         sat_tf.verify_tflite(streaming, path, [frames, first], progress=False)
 
 
-def test_a_certificate_whose_steps_differ_is_red(streaming, path):
+def test_a_certificate_whose_sequence_differs_is_red(streaming, path):
     sat_tf.export_tflite(streaming, path)
     certificate = sat_tf.verify_tflite(streaming, path, FRAMES, progress=False)
     assert certificate.is_exact
-    differing = dataclasses.replace(certificate.stepped.runtimes["xnnpack"], codes_differing=1)
-    runtimes = {**certificate.stepped.runtimes, "xnnpack": differing}
-    stepped = dataclasses.replace(certificate.stepped, runtimes=runtimes)
-    bad = dataclasses.replace(certificate, stepped=stepped)
+    differing = dataclasses.replace(certificate.sequence.runtimes["xnnpack"], codes_differing=1)
+    runtimes = {**certificate.sequence.runtimes, "xnnpack": differing}
+    run = dataclasses.replace(certificate.sequence, runtimes=runtimes)
+    bad = dataclasses.replace(certificate, sequence=run)
     assert not bad.is_exact
-    assert "but its steps part from the simulation" in bad.verdict.words
+    assert "but frame by frame it parts from the simulation" in bad.verdict.words
 
 
 def test_a_file_says_which_outputs_are_states(streaming, path):
@@ -245,8 +245,8 @@ def test_a_file_says_which_outputs_are_states(streaming, path):
     assert "states" not in read_contents(path.read_bytes(), "file").settings
     assert ends_of(path)["first_out"][0] == np.float32
     certificate = sat_tf.verify_tflite(streaming, path, rows(), progress=False)
-    assert certificate.stepped is None
-    assert "stepped" not in certificate.to_dict()
+    assert certificate.sequence is None
+    assert "sequence" not in certificate.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -349,8 +349,8 @@ def test_a_state_that_a_layer_makes_has_the_grid_of_the_input(cell, path):
     ends = ends_of(path)
     assert ends["state_out"] == ends["state"]
     assert not report.warnings
-    assert certificate.stepped.runtimes["xnnpack"].codes_differing == 0
-    assert certificate.stepped.keras.codes_differing == 0
+    assert certificate.sequence.runtimes["xnnpack"].codes_differing == 0
+    assert certificate.sequence.keras.codes_differing == 0
     assert certificate.trained_differing == 0.0
 
 
@@ -365,7 +365,7 @@ def test_a_line_of_delays_has_one_grid(path):
     _, certificate = proved(model, path, frames)
     ends = ends_of(path)
     assert len({ends[name] for name in ("frame", "first", "second", *STATES)}) == 1
-    assert certificate.stepped.runtimes["xnnpack"].codes_differing == 0
+    assert certificate.sequence.runtimes["xnnpack"].codes_differing == 0
 
 
 def test_what_moves_for_portability_does_not_move_a_state(path):

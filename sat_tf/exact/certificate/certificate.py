@@ -75,8 +75,8 @@ class Certificate(Displayed, CertificateRecord):
         for name, count in self.runtimes.items():
             counts = {total: getattr(count, total) for total in totals}
             values["runtimes"][name] = {**counts, **values["runtimes"][name]}
-        if values["stepped"] is None:  # as for files from before states
-            del values["stepped"]
+        if values["sequence"] is None:  # as for files from before states
+            del values["sequence"]
         else:
             values["states_notes"] = [note._asdict() for note in rules.STATES.notes(self)]
         return {

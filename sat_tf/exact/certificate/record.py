@@ -54,20 +54,20 @@ class TensorCount(CodesCount):
 
 
 @dataclasses.dataclass(kw_only=True)
-class SteppedCount(CodesCount):
-    """How the outputs of a sequence of steps, states included, compare with the simulation's."""
+class SequenceCount(CodesCount):
+    """How the outputs of a sequence of frames, states included, compare with the simulation's."""
 
-    steps: int = 0  # The number of steps.
+    frames: int = 0  # The number of frames.
 
 
 @dataclasses.dataclass(frozen=True)
-class SteppedRun:
-    """A file run step by step from states of real 0, each fed back as codes."""
+class SequenceRun:
+    """A file run frame by frame from states of real 0, which are fed back as codes."""
 
     states: dict[str, str]  # The inputs that are fed, by the outputs that feed them.
-    steps: int  # The number of steps, one for each row of the images.
-    runtimes: dict[str, SteppedCount]  # Each runtime, stepped by its own states.
-    keras: SteppedCount | None = None  # The quantized Keras model, likewise; None without it.
+    frames: int  # The number of frames, one for each row of the images.
+    runtimes: dict[str, SequenceCount]  # Each runtime, which feeds back its own states.
+    keras: SequenceCount | None = None  # The quantized Keras model, likewise; None without it.
 
 
 @dataclasses.dataclass
@@ -247,7 +247,7 @@ class CertificateRecord:
     # Whether the Keras model has taken the biases of the file; False where nothing differs.
     has_biases_of_file: bool = False
     # The file as an app runs it, where outputs are states that are fed back; None for other files.
-    stepped: SteppedRun | None = None
+    sequence: SequenceRun | None = None
 
     @property
     def xnnpack(self) -> RuntimeCount:

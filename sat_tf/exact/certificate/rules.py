@@ -137,15 +137,15 @@ CODES = Topic(
 )
 STATES = Topic(
     "states",
-    lambda certificate: filter(None, [certificate.stepped]),
+    lambda certificate: filter(None, [certificate.sequence]),
     [
         Rule(
-            "LiteRT with XNNPACK, run step by step with its states fed back, gives another code "
+            "LiteRT with XNNPACK, run frame by frame with its states fed back, gives another code "
             "than the simulation",
             *(RED, RED),
-            lambda certificate, stepped: bool(stepped.runtimes["xnnpack"].codes_differing),
+            lambda certificate, run: bool(run.runtimes["xnnpack"].codes_differing),
         ),
-        Rule("no code of the steps differs", NONE, GREEN),
+        Rule("no code of the sequence differs", NONE, GREEN),
     ],
 )
 IMAGES = Topic(

@@ -44,7 +44,7 @@ class Graph:
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # The names of layers that tensors had before outputs took theirs.
     former_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # The states: the input that gets the codes of each of these outputs at the next step.
+    # The states: the input that gets the codes of each of these outputs with the next frame.
     states: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def on(self, kernels: KernelSet) -> "Graph":
@@ -68,8 +68,8 @@ class Graph:
         return {output: (self.tensors[output], images[n]) for output, n in self.states.items()}
 
     @property
-    def stream(self) -> tuple[Image, ...]:
-        """The inputs that are no states, which each step gets anew."""
+    def frame_inputs(self) -> tuple[Image, ...]:
+        """The inputs that are no states."""
         states = set(self.states.values())
         return tuple(image for image in self.images if image.name not in states)
 
