@@ -278,10 +278,9 @@ def export_tflite(
             real value = scale · (integer - zero point), with the numbers of the output tensor;
             uint8 ones are 128 more. A softmax then has probabilities in steps of 1/256.
         states: {"output name": "input name"}: outputs of a streaming model that the app feeds back
-            to inputs with the next frame, as they are: int8 codes of one scale and one zero point,
-            whatever `output_type` says of other outputs. `BitPolicy(states=...)` gives the two ends
-            one grid, before calibration and training; its states are the default, {} is none. Each
-            starts at its zero point, which is real 0.
+            to inputs with the next frame: int8 codes of one scale and zero point, whatever
+            `output_type` says, which start at the zero point. `BitPolicy(states=...)` ties them,
+            before calibration and training; its states are the default, and {} is none.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of
@@ -317,10 +316,6 @@ def export_tflite(
     if route == "converter" and output_type is None:
         output_type = FLOAT
     network = Network(model) if image_size is None else sized(Network(model), image_size)
-    if states is None:
-        states = tied_states(network) if route == "direct" else {}
-    if problems := state_problems(network, states):
-        raise ModelError(network.name, problems)
     settings = FileSettings(
         float_head=float_head,
         pack=pack,
@@ -328,7 +323,7 @@ def export_tflite(
         resizable=resizable,
         output_type=output_type,
         target=target,
-        states=dict(states),
+        states=_checked_states(network, states, is_direct=route == "direct"),
     )
     metadata, problems = checked_metadata(description, labels, preprocessing)
     problems += route_problems(route, settings, has_metadata=bool(metadata))
@@ -339,25 +334,44 @@ def export_tflite(
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved_biases:
         graph = file_graph(network, settings)
-        if metadata:
-            graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
-        if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
-            raise ProblemsError("export_tflite", problems)
         settings = settings.of_graph(graph)
-        is_direct = route == "direct"
-        content = file_content(graph, settings, metadata) if is_direct else converted(graph)
-        contents = read_contents(content, str(path))
-        with written_whole(path) as temporary:
-            temporary.write_bytes(content)
-            check_loading(temporary.read_bytes())
+        content = _written(path, graph, settings, metadata, is_direct=route == "direct")
     if moved_biases and network.model is not model:
         for layer in network.model.layers:
             copied_weights(layer, model.get_layer(layer.name))
-    files = _otherwise_packed(network, settings, metadata) if compare_storage and is_direct else {}
+    compares = compare_storage and route == "direct"
+    files = _otherwise_packed(network, settings, metadata) if compares else {}
     storage = _costs({settings.pack: content, **files}, timed=compare_storage)
     measured: dict[str, Any] = {"storage": storage, "gzip_bytes": storage[0].gzip_bytes}
     measured |= {"moved_biases": moved_biases, "seconds": time.perf_counter() - start}
+    contents = read_contents(content, str(path))
     return _report(path, route, graph, settings, content, contents, **measured)
+
+
+def _checked_states(
+    network: Network, states: Mapping[str, str] | None, *, is_direct: bool
+) -> dict[str, str]:
+    """Returns the states of a file: by default those with which the model was quantized."""
+    if states is None:
+        return tied_states(network) if is_direct else {}
+    if problems := state_problems(network, states):
+        raise ModelError(network.name, problems)
+    return dict(states)
+
+
+def _written(
+    path: pathlib.Path, graph: Graph, settings: FileSettings, metadata: Metadata, *, is_direct: bool
+) -> bytes:
+    """Writes the file of a graph, once LiteRT has run it; returns its bytes."""
+    if metadata:
+        graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
+    if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
+        raise ProblemsError("export_tflite", problems)
+    content = file_content(graph, settings, metadata) if is_direct else converted(graph)
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
+        check_loading(temporary.read_bytes())
+    return content
 
 
 def _costs(files: Mapping[str, bytes], *, timed: bool) -> list[StorageCost]:

@@ -235,6 +235,8 @@ def _outputs(network: Network) -> Iterator[_Grid]:
         quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None
         if quantizer is None or not quantizer.observes_range or (size or 0) < 2:
             continue
+        if quantizer.is_fixed:  # a state
+            continue
         is_read_float = quantizer.rounds and not quantizer.trains_float
         if quantizer.input_type is not None or not (node.name in network.outputs or is_read_float):
             continue

@@ -32,10 +32,12 @@ MOST_SATURATED = 0.01
 MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
 
 
-@dataclasses.dataclass(kw_only=True)
-class CodesCount:
-    """How codes compare with the simulation's."""
+@dataclasses.dataclass
+class TensorCount:
+    """How one tensor compares with the simulation's."""
 
+    name: str  # The tensor's name.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
     codes_compared: int = 0  # The number of stored integers, over all images.
     codes_differing: int = 0  # The number of stored integers that differ.
 
@@ -45,19 +47,22 @@ class CodesCount:
         self.codes_differing += int(np.count_nonzero(expected != computed))
 
 
-@dataclasses.dataclass
-class TensorCount(CodesCount):
-    """How one tensor compares with the simulation's."""
+@dataclasses.dataclass(frozen=True)
+class SequenceCount:
+    """How the outputs of a sequence of frames compare with the simulation's."""
 
-    name: str  # The tensor's name.
-    shape: tuple[int, ...]  # The shape without the batch dimension.
+    frames: int  # The number of frames.
+    outputs: list[TensorCount]  # The outputs with codes, states included.
 
+    @property
+    def codes_compared(self) -> int:
+        """The number of stored integers that are compared."""
+        return sum(output.codes_compared for output in self.outputs)
 
-@dataclasses.dataclass(kw_only=True)
-class SequenceCount(CodesCount):
-    """How the outputs of a sequence of frames, states included, compare with the simulation's."""
-
-    frames: int = 0  # The number of frames.
+    @property
+    def codes_differing(self) -> int:
+        """The number of stored integers that differ."""
+        return sum(output.codes_differing for output in self.outputs)
 
 
 @dataclasses.dataclass(frozen=True)

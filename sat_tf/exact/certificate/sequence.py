@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.exact.certificate.outputs import Output, separated
-from sat_tf.exact.certificate.record import SequenceCount, SequenceRun
+from sat_tf.exact.certificate.record import SequenceCount, SequenceRun, TensorCount
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime, loaded
 from sat_tf.exact.operations.graph import Graph, by_name, simulate
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, quantized, some_of
@@ -106,13 +106,12 @@ def compared_sequence(
 
     def counted(runner: Runner, names: Mapping[str, str], most: int) -> SequenceCount:
         """Counts the outputs that differ from the simulation's tensors in `names`."""
-        count = SequenceCount()
+        counts = {name: TensorCount(name, graph.tensors[name].shape) for name in names}
         run = run_frames(graph, some_of(frames, 0, most), runner)
         for tensors, (_, made) in zip(expected, run, strict=False):
             for name, other in names.items():
-                count.add(tensors[other], made[name])
-            count.frames += 1
-        return count
+                counts[name].add(tensors[other], made[name])
+        return SequenceCount(min(most, len(expected)), list(counts.values()))
 
     as_they_are, number, most = {name: name for name in codes}, len(expected), _MOST_KERAS_FRAMES
     return SequenceRun(
