@@ -59,12 +59,12 @@ def state_problems(network: Network, states: object) -> list[str]:
                 f"{pair}: received an output of {types[0]} for an input of {types[1]}, expected "
                 "real numbers, which have codes."
             )
-        others = [o for o, node in outputs.items() if node == outputs[output] and o not in states]
+        others = [o for o, node in outputs.items() if node == outputs[output] and o != output]
         if others:
             problems.append(
                 f"{pair}: received a tensor that is the output {', '.join(others)} as well, "
-                "expected one that is a state alone, as only states leave the file as codes; name "
-                "both in states, or leave one output out."
+                "expected one that is this state alone, as states leave the file as codes; leave "
+                "one of them out."
             )
     return problems
 

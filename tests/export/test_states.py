@@ -12,6 +12,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import sat_tf
 from sat_tf.exact.certificate.certificate import certificate_page, read_certificate
+from sat_tf.exact.certificate.proof import recheck
 from sat_tf.exact.certificate.record import TensorCount
 from sat_tf.exact.tflite.contents import SETTINGS_NAME, read_contents
 from sat_tf.export import read_graph, verify_file, write_kit
@@ -271,6 +272,21 @@ class _Forged(FileSettings):
 
     def __post_init__(self):
         pass
+
+
+def test_a_certificate_is_checked_again_on_the_same_frames(streaming, path):
+    sat_tf.export_tflite(streaming, path)
+    recorded = verify_file(path, FRAMES[:8], progress=False)
+    again = recheck(path, recorded, FRAMES[:8], progress=False)
+    assert again.differences == []
+    assert again.certificate.sequence == recorded.sequence
+    with pytest.raises(ValueError, match="received 8 images with the hash"):
+        recheck(path, recorded, FRAMES[8:16], progress=False)
+
+
+def test_a_model_that_saw_no_data_is_not_exported(path):
+    with pytest.raises(ValueError, match="expected one grid"):
+        sat_tf.export_tflite(sat_tf.quantize_model(keyword_net(), POLICY), path)
 
 
 def test_a_kit_is_refused_as_for_every_file_of_several_inputs(streaming, path, tmp_path):
