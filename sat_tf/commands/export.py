@@ -180,7 +180,7 @@ def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> Non
     from sat_tf.graph.network import Network
 
     with value_errors_as_run_errors(path):
-        file_settings = FileSettings(**{"output_type": None, **settings})
+        file_settings = FileSettings(**{"output_type": None, "states": None, **settings})
         graph = file_graph(Network(load_model(path, trust=trust)), file_settings)
     if console.is_terminal:
         console.print(graph_table(graph))

@@ -289,6 +289,8 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
         value, default = getattr(settings, name), getattr(plain, name)
         if value != default and (name, value) != ("pack", "none"):
             direct_settings.append(f"{name}={value!r}")
+    if settings.states:
+        direct_settings.append("states")
     if has_metadata:
         direct_settings.append("labels, a description or preprocessing")
     return [

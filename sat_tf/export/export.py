@@ -45,9 +45,10 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.files import check_writable, written_whole
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError, first_ones
+from sat_tf.messages import ModelError, ProblemsError, first_ones
 from sat_tf.messages.tables import Column, Displayed, Marked, Table, digits
 from sat_tf.qat.model_class import processor_of
+from sat_tf.qat.states import state_problems, tied_states
 
 _WARM_UP = 2
 _RUNS = 20
@@ -125,6 +126,8 @@ class ExportReport(Displayed):
     # The units in the last place by which the scales of tensors were moved so that XNNPACK has the
     # same codes on all processors.
     moved_scales: dict[str, int]
+    # The input that the app feeds each of these outputs back to, as codes.
+    states: dict[str, str]
     moved_biases: int  # The number of layers whose biases the model has taken from its file.
     target: str  # The processor that the file is for.
     # The operators that the target's compiler leaves to the CPU, with the reason and the fix; for a
@@ -176,6 +179,9 @@ class ExportReport(Displayed):
     def statements(self) -> list[Marked]:
         """The statements after the summary, in the order in which they are shown."""
         words = [f"It runs in ai-edge-litert {self.runs_from} and later."]
+        if self.states:
+            pairs = first_ones(f"{output} to {name}" for output, name in self.states.items())
+            words.append(f"Codes to feed back as they are: {pairs}; they start at the zero point.")
         if self.moved_biases:
             words.append(f"{self.moved_biases} layers of the model took its biases.")
         return [
@@ -201,7 +207,11 @@ class ExportReport(Displayed):
 def file_graph(network: Network, settings: FileSettings) -> Graph:
     """Returns the graph that a file with these settings holds."""
     graph = deployed_graph(
-        network, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
+        network,
+        float_head=settings.float_head,
+        pack=settings.packing,
+        softmax=settings.softmax,
+        states=settings.states,
     )
     return settings.ended(graph)
 
@@ -225,6 +235,7 @@ def export_tflite(
     pack: str = "auto",
     softmax: bool = False,
     output_type: str | None = None,
+    states: Mapping[str, str] | None = None,
     resizable: bool = False,
     target: str | None = None,
     labels: Iterable[str] | None = None,
@@ -266,6 +277,10 @@ def export_tflite(
             outputs without codes, otherwise "float32". Integers are the last codes of the file:
             real value = scale · (integer - zero point), with the numbers of the output tensor;
             uint8 ones are 128 more. A softmax then has probabilities in steps of 1/256.
+        states: {"output name": "input name"}: outputs of a streaming model that the app feeds back
+            to inputs with the next frame: int8 codes of one scale and zero point, whatever
+            `output_type` says, which start at the zero point. `BitPolicy(states=...)` ties them,
+            before calibration and training; its states are the default, and {} is none.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of
@@ -308,6 +323,7 @@ def export_tflite(
         resizable=resizable,
         output_type=output_type,
         target=target,
+        states=_checked_states(network, states, is_direct=route == "direct"),
     )
     metadata, problems = checked_metadata(description, labels, preprocessing)
     problems += route_problems(route, settings, has_metadata=bool(metadata))
@@ -318,25 +334,44 @@ def export_tflite(
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved_biases:
         graph = file_graph(network, settings)
-        if metadata:
-            graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
-        if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
-            raise ProblemsError("export_tflite", problems)
         settings = settings.of_graph(graph)
-        is_direct = route == "direct"
-        content = file_content(graph, settings, metadata) if is_direct else converted(graph)
-        contents = read_contents(content, str(path))
-        with written_whole(path) as temporary:
-            temporary.write_bytes(content)
-            check_loading(temporary.read_bytes())
+        content = _written(path, graph, settings, metadata, is_direct=route == "direct")
     if moved_biases and network.model is not model:
         for layer in network.model.layers:
             copied_weights(layer, model.get_layer(layer.name))
-    files = _otherwise_packed(network, settings, metadata) if compare_storage and is_direct else {}
+    compares = compare_storage and route == "direct"
+    files = _otherwise_packed(network, settings, metadata) if compares else {}
     storage = _costs({settings.pack: content, **files}, timed=compare_storage)
     measured: dict[str, Any] = {"storage": storage, "gzip_bytes": storage[0].gzip_bytes}
     measured |= {"moved_biases": moved_biases, "seconds": time.perf_counter() - start}
+    contents = read_contents(content, str(path))
     return _report(path, route, graph, settings, content, contents, **measured)
+
+
+def _checked_states(
+    network: Network, states: Mapping[str, str] | None, *, is_direct: bool
+) -> dict[str, str]:
+    """Returns the states of a file: by default those with which the model was quantized."""
+    if states is None:
+        return tied_states(network) if is_direct else {}
+    if problems := state_problems(network, states):
+        raise ModelError(network.name, problems)
+    return dict(states)
+
+
+def _written(
+    path: pathlib.Path, graph: Graph, settings: FileSettings, metadata: Metadata, *, is_direct: bool
+) -> bytes:
+    """Writes the file of a graph, once LiteRT has run it; returns its bytes."""
+    if metadata:
+        graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
+    if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
+        raise ProblemsError("export_tflite", problems)
+    content = file_content(graph, settings, metadata) if is_direct else converted(graph)
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
+        check_loading(temporary.read_bytes())
+    return content
 
 
 def _costs(files: Mapping[str, bytes], *, timed: bool) -> list[StorageCost]:
@@ -372,6 +407,7 @@ def _report(
         runs_from=first_release(products, contents),
         portability=portability_of(graph) if is_direct else [],
         moved_scales=dict(graph.moved_scales) if is_direct else {},
+        states=dict(graph.states) if is_direct else {},
         target=settings.target,
         cpu_fallback=TARGETS[settings.target].cpu_fallback(contents),
         warnings=[

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -25,7 +26,9 @@ from sat_tf.exact.certificate.inputs import (
 from sat_tf.exact.certificate.outputs import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.exact.certificate.sequence import frames_of, number_given, with_states
 from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.contents import differences, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
@@ -216,7 +219,9 @@ def verify_tflite(
             `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
             their codes. For an input without codes, for example ids, the values that Keras takes.
             For several inputs, a list with an array for each, in the order of `model.inputs`. A
-            model of images of any size is verified for the size of these images.
+            model of images of any size is verified for the size of these images. Where outputs are
+            states, the rows are the frames of a sequence: the file is also run frame by frame, from
+            states of real 0 on. Leave states out, and they are simulated.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
@@ -241,7 +246,11 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
-    network = Network(model)
+    network, problems, content = Network(model), list[str](), b""
+    try:
+        content = read_tflite(path)
+    except ValueError as error:
+        problems.append(str(error))
     if any(None in network[name].shape for name in network.inputs):
         # The model takes images of any size: the file is for the size of these.
         batch = images[0] if isinstance(images, list | tuple) and len(images) else images
@@ -249,15 +258,18 @@ def verify_tflite(
         if np.ndim(batch) == rank + 1 and rank in (1, 2, 3):  # ids have no channels
             network = sized(network, np.shape(batch)[1 : max(rank, 2)])
     model = network.model
-    images, problems = network.given(images), list[str]()
-    try:
-        content = read_tflite(path)
-    except ValueError as error:
-        problems.append(str(error))
+    frames = None
+    if number_given(images) < len(network.inputs):
+        with contextlib.suppress(ValueError):  # `_subject` says what is wrong with the file
+            frames = frames_of(read_graph(content, str(path)), images)
+    images = network.given(images) if frames is None else images
     unscaled, inputs = kept_inputs(network), []
     for (name, type_), tensor in zip(input_types(network).items(), model.inputs, strict=True):
         scale = None if name in unscaled else np.float32(1.0)
         inputs.append(Image(name, tuple(tensor.shape[1:]), scale, type=type_))
+    if frames is not None:
+        inputs = [image for image in inputs if image.name in frames]
+        images = [*frames.values()] if len(inputs) > 1 else frames[inputs[0].name]
     images, image_problems = checked_images(images, inputs)
     problems += image_problems
     # The names of each output for the user: Keras' before and after, and its key.
@@ -278,7 +290,13 @@ def verify_tflite(
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
-    file_inputs = taken_by(subject.graph, images)
+    if frames is None:
+        file_inputs = taken_by(subject.graph, images)
+    else:
+        taken = taken_by(
+            dataclasses.replace(subject.graph, images=subject.graph.frame_inputs), images
+        )
+        file_inputs = with_states(subject.graph, content, taken)
     reference = None if float_model is None else FloatReference(float_model, subject.graph)
     return prove(
         subject,

@@ -172,6 +172,11 @@ class Network:
         )
         return inputs, outputs
 
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The names of the outputs in files: their keys in dictionaries, else those of layers."""
+        return self.keys[1] or distinct(self.output_names)
+
     def refuse_problems(self) -> None:
         """Raises ValueError, with all `problems`, where there are any."""
         if self.problems:

@@ -11,6 +11,7 @@ proved once, and takes the values of the Keras 3 model whenever it is asked for.
 
 import math
 import os
+import pathlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.certificate.sequence import number_given, with_real_states
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flattened
 from sat_tf.graph.network import Network
@@ -126,7 +129,11 @@ def verified(
 ) -> Any:
     """Verifies the file of the twin, and compares its answers with those of the model."""
     certificate = on_twin(verify_tflite, model, path, images, *args, **kwargs)
-    warn_of_other_answers(model, for_tf_keras(images))
+    images = for_tf_keras(images)
+    if number_given(images) < len(model.inputs):
+        subject = read_subject(pathlib.Path(path))
+        images = with_real_states(subject.graph, subject.content, images)
+    warn_of_other_answers(model, images)
     return certificate
 
 

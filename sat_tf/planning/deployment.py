@@ -27,6 +27,7 @@ from sat_tf.planning.plan import Export
 from sat_tf.qat.inputs import norms_behind
 from sat_tf.qat.layout import arranged, in_inference, inner_layer, is_norm, user_name
 from sat_tf.qat.placement import Placement
+from sat_tf.qat.states import tie_states
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
@@ -51,6 +52,7 @@ def preview(network: Network, placement: Placement) -> Network:
             shapes = [tf.TensorShape((None, *view[name].shape)) for name in node.inputs]
             node.layer.build(shapes if node.takes_list or len(shapes) != 1 else shapes[0])
             assume_ranges(node.layer, index)
+    tie_states(view)
     return view
 
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from sat_tf.qat.input_range_checks import observe_pixels, warn_of_certainty
 from sat_tf.qat.layout import in_inference, inner_layer, is_norm, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
+from sat_tf.qat.states import makers_of_states, tie_states
 from sat_tf.qat.walk import (
     Parts,
     Sample,
@@ -119,7 +120,8 @@ def calibrate(
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
     what float layers read, to what their extremes let expect (`observers.expected_largest`); the
     ranges of logits are those with the smallest error of the softmax. First of all, inputs that are
-    not pictures get the range with the smallest squared error.
+    not pictures get the range with the smallest squared error, and so do the states of a streaming
+    model: one range for what leaves and what enters.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
@@ -165,7 +167,9 @@ def calibrate(
     as_trained = policy is None or policy.latent_start == "keep_function"
     norms = list(_norms(network).values()) if batch_normalization else []
     passes = 4 if clipping_levels and norms else int(clipping_levels or bool(norms))
-    passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
+    inputs, makers = _observing(network, of_inputs=True), makers_of_states(network)
+    others = _observing(network, of_inputs=False) - makers
+    passes += sum(map(bool, (inputs, makers, others)))
     total = passes * Batches(images).num_images
     with _all_or_nothing(network), contextlib.ExitStack() as stack:
         observe_pixels(images, network, reference=network if as_trained else None)
@@ -177,13 +181,15 @@ def calibrate(
                 stack.enter_context(node.layer.one_kernel())
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
-        _observe_inputs(network, batches)
+        _observe_best(network, inputs, batches)
         if clipping_levels and norms:
             _fit_both(network, batches, norms, keep_function=keep_function)
         elif clipping_levels:
             _set_clipping_levels(network, batches)
         elif norms:
             measure_statistics(network, batches, call_node)
+        _observe_best(network, makers, batches)
+        tie_states(network)
         grids = SharedGrids(network)
         observe_ranges(network, batches, grids=grids)
     grids.warn()
@@ -372,13 +378,12 @@ def measure_statistics(
     return [Statistics.of(norm) for norm in norms.values()]
 
 
-def _observe_inputs(network: Network, batches: Batches) -> None:
-    """Gives inputs that are no pictures their range: see `best_levels.best_observed_range`."""
-    observing = _observing(network, of_inputs=True)
-    if not observing:
+def _observe_best(network: Network, names: Collection[str], batches: Batches) -> None:
+    """Gives the observers of nodes the best range: see `best_levels.best_observed_range`."""
+    if not names:
         return
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
-        samples = {name: Sample(name, file) for name in observing}
+        samples = {name: Sample(name, file) for name in names}
 
         def call(node: Node, inputs: Any) -> tf.Tensor:
             if node.name in samples:
@@ -394,12 +399,12 @@ def _observe_inputs(network: Network, batches: Batches) -> None:
 
 
 def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | None = None) -> None:
-    """Gives the observers behind inputs the range that all images let expect.
+    """Gives the observers behind inputs, but for those of states, the range that images let expect.
 
     A margin would cost the resolution of logits in front of a softmax, and what is beyond the
     largest of them is as certain as they are: see `best_levels.best_range_of_logits`.
     """
-    observing = _observing(network, of_inputs=False)
+    observing = _observing(network, of_inputs=False) - makers_of_states(network)
     if not observing and (grids is None or not grids.holders):
         return
     # Each layer has the negative of the smallest value of every image, and the largest.

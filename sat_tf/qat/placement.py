@@ -16,7 +16,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, as_layer_name
 from sat_tf.messages import LayerMessage
-from sat_tf.qat import inputs
+from sat_tf.qat import inputs, states
 from sat_tf.qat.configs import PlacedConfig, PlacementError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
@@ -127,16 +127,23 @@ def place(
         return weights[name].unrounded(tf.convert_to_tensor(kernel, tf.float32))
 
     spreads = Spreads(network, roles.pixels, kernel_at_start, native=policy.processor.native)
-    insertions = list(_of_inputs(roles))
+    makers = {output: roles.origin(name) for output, name in states.outputs_of(network).items()}
+    fed_by = {name: output for output, name in (policy.states or {}).items()}
+    of_states = {makers[output] for output in fed_by.values()}
+    insertions = list(_of_inputs(roles, fed_by, of_states))
     entrances = [insertion.tensor for insertion in insertions]
     grids, absorbed_by = _grids(roles, demands, entrances)
+    problems += _without_grid_of_state(roles, demands, grids, of_states)
     tables = {name for name, role in roles.of.items() if role is Role.LOOKUP}
-    streams = tables | {name for name, grid in grids.items() if grid.is_stream}
+    streams = {name for name, grid in grids.items() if grid.is_stream or name in of_states}
+    streams |= tables
     outputs: dict[str, protocol.Quantizer] = {}
     starts: dict[str, Start] = {}
     for name, grid in grids.items():  # producers first, whose quantizers an observer asks for
         node = network[name]
-        if grid.bits is None:
+        if name in of_states:
+            outputs[name] = table.make_range_observer(rounds=True, is_fixed=True)
+        elif grid.bits is None:
             outputs[name] = _observer(roles, demands, node, outputs)
         elif name in demands.around and node.inputs[0] in roles.pixels:
             lowest, highest = roles.pixels[node.inputs[0]]
@@ -149,7 +156,8 @@ def place(
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:
             continue  # the tensor has the 8 bits of an input
-        is_code = maker in tables or (maker in network.inputs and maker not in roles.kept)
+        is_code = maker in of_states | tables
+        is_code |= maker in network.inputs and maker not in roles.kept
         carried = 8 if is_code else getattr(outputs.get(maker), "num_bits", None)
         for (bits, tensor), readers in _coarser_readers(roles, node, maker in streams).items():
             if carried is None or carried > bits:
@@ -417,8 +425,31 @@ def _unclipped_streams(
             )
 
 
-def _of_inputs(roles: Roles) -> Iterator[Insertion]:
-    """The quantizers of inputs, behind their preprocessing."""
+def _without_grid_of_state(
+    roles: Roles, demands: Demands, grids: Mapping[str, _Grid], of_states: Collection[str]
+) -> Iterator[str]:
+    """Refuses makers of states that cannot have the grid of an input."""
+    for name in of_states:
+        if name in roles.network.inputs:
+            has_grid = name not in roles.kept and roles.policy.type_of(name) != INPUT_TYPES[0]
+        else:
+            is_softmax = layer_kinds.is_softmax(roles.network[name].layer)
+            is_integer = name in grids and roles.policies[name].stream_bits is not None
+            is_on_that_of_another = name in demands.around | demands.around_output
+            has_grid = is_integer and not is_softmax and not is_on_that_of_another
+        if not has_grid:
+            yield LayerMessage(
+                name,
+                "received a layer that makes a state of BitPolicy(states=...), expected one whose "
+                "output has 8-bit codes of its own: no softmax, layer left float, picture or "
+                "NPU's pooling, and stream_bits=8; let another layer make the state.",
+            )
+
+
+def _of_inputs(
+    roles: Roles, fed_by: Mapping[str, str], of_states: Collection[str]
+) -> Iterator[Insertion]:
+    """The quantizers of inputs, behind their preprocessing; `of_states` leave as states again."""
     policy = roles.policy
     for name in roles.network.inputs:
         if name in roles.kept:
@@ -429,7 +460,14 @@ def _of_inputs(roles: Roles) -> Iterator[Insertion]:
         if input_type == INPUT_TYPES[0]:
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
-            call, quantizer = "codes", table.make_input_quantizer(input_type=input_type)
+            call, quantizer = (
+                "codes",
+                table.make_input_quantizer(
+                    input_type=input_type,
+                    fed_by=fed_by.get(name, ""),
+                    is_fixed=name in fed_by or name in of_states,
+                ),
+            )
         config = PlacedConfig(output=quantizer, inserted=True)
         yield Insertion(f"{name}_{call}", tensor, readers, config)
 

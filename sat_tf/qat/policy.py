@@ -17,6 +17,7 @@ from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS, Processo
 from sat_tf.exact.tflite.input_range import (
     INPUT_TYPES,
     NO_CHANGE,
+    STATE_TYPE,
     Change,
     InputRange,
     plain_range,
@@ -39,6 +40,7 @@ from sat_tf.qat.policy_fields import (
     Overrides,
     Range,
     Rate,
+    States,
     bits,
     kernel_fields,
     pair_problems,
@@ -145,6 +147,11 @@ class BitPolicy:
             input its own. None is "uint8", and to `requantize` what the model has. An input that
             only layers left float read stays as it is, unless this or `input_range` speaks of it;
             one whose readers take it for ids, in any case.
+        states: {"output name": "input name"}: outputs of a streaming model that are fed back to its
+            inputs with the next frame. The two of a pair have one grid, which calibration sets and
+            training leaves as it is, and the file takes and gives its int8 codes, whatever
+            `input_type` says of all inputs; see `export_tflite`. None is no state, and to
+            `requantize` those that the model has.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves
@@ -176,6 +183,7 @@ class BitPolicy:
     activation_options: Options = Frozen({})
     input_range: Range = UNSTATED_RANGE
     input_type: InputType = None
+    states: States = None
     target: Annotated[
         str | None, one_of(PROCESSORS, none=f"{DEFAULT_TARGET}, or what the model has")
     ] = None
@@ -326,14 +334,19 @@ class BitPolicy:
 
     def type_of(self, input_name: str) -> str:
         """The type that the file takes for one of the model's inputs, a name of `INPUT_TYPES`."""
-        return str(self._of_input("input_type", input_name) or INPUT_TYPES[0])
+        usual = STATE_TYPE if self.is_state(input_name) else INPUT_TYPES[0]
+        return str(self._of_input("input_type", input_name) or usual)
+
+    def is_state(self, input_name: str) -> bool:
+        """Whether `states` names one of the model's inputs."""
+        return input_name in (self.states or {}).values()
 
     def _of_input(self, field_name: str, input_name: str) -> Any:
         """Looks up a field of inputs for one of them; its default if the field does not name it."""
-        stated = getattr(self, field_name)
+        stated, default = getattr(self, field_name), getattr(BitPolicy, field_name)
         if isinstance(stated, Mapping):
-            return stated.get(input_name, getattr(BitPolicy, field_name))
-        return stated
+            return stated.get(input_name, default)
+        return default if self.is_state(input_name) else stated  # for all others
 
     def change_of(self, input_name: str) -> Change:
         """The change from what the first layers read to what an input is fed."""
@@ -347,7 +360,7 @@ class BitPolicy:
 
     def states_type_of(self, input_name: str) -> bool:
         """Whether `input_type` speaks of one of the model's inputs."""
-        return self._of_input("input_type", input_name) is not None
+        return self.is_state(input_name) or self._of_input("input_type", input_name) is not None
 
     def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
         """The override patterns that match none of these layer names."""
@@ -386,7 +399,8 @@ FIELDS = tuple(field.name for field in dataclasses.fields(BitPolicy) if field.na
 # These speak of a model as a whole, or of its ends; all others can be those of one layer.
 _OF_MODELS = {
     *("first_last_weight_bits", "first_last_weight_grid", "initial_classifier_clipping_level"),
-    *("clipping_level_rate", "input_range", "input_type", "target", "latent_start", "unsupported"),
+    *("clipping_level_rate", "input_range", "input_type", "states", "target", "latent_start"),
+    "unsupported",
 }
 PER_LAYER_FIELDS = tuple(name for name in FIELDS if name not in _OF_MODELS)
 

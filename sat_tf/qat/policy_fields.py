@@ -144,6 +144,24 @@ def _overrides(value: Any) -> Any:
     return Frozen({pattern: plain_numbers(fields) for pattern, fields in value.items()})
 
 
+def _states(value: Any) -> Any:
+    """Freezes states; the inputs that they name are looked up when a model is quantized."""
+    if value is None:
+        return None
+    is_mapping = isinstance(value, Mapping)
+    if not is_mapping or not all(isinstance(name, str) for pair in value.items() for name in pair):
+        raise ValueError(
+            "expected a mapping from outputs to the inputs that they are fed back to, by name, "
+            'like {"state_out": "state_in"}, or None'
+        )
+    if twice := sorted({name for name in value.values() if [*value.values()].count(name) > 1}):
+        outputs = [output for output, name in value.items() if name == twice[0]]
+        raise ValueError(
+            f"expected one output for each input; received {' and '.join(outputs)} for {twice[0]}"
+        )
+    return Frozen(value)
+
+
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values with NumPy's numbers as Python's."""
     return {name: plain(value) for name, value in values.items()}
@@ -159,6 +177,7 @@ Name = Annotated[str, Field(description="the name of a quantizer")]
 Options = Annotated[Mapping[str, Any], PlainValidator(_options)]
 Range = Annotated[Any, PlainValidator(_range)]
 InputType = Annotated[Any, PlainValidator(_type)]
+States = Annotated[Mapping[str, str] | None, PlainValidator(_states)]
 Overrides = Annotated[Mapping[str, Mapping[str, Any]], PlainValidator(_overrides)]
 
 

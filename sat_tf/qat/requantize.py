@@ -19,6 +19,7 @@ from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types,
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of, processor_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.states import tied_states
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer, Predecessor
 
@@ -119,6 +120,8 @@ def completed(
         fields["input_type"] = {
             name: current[name] for name in network.inputs if name not in kept_names
         }
+    if policy.states is None:
+        fields["states"] = tied_states(network) or None
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {

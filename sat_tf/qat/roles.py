@@ -14,6 +14,7 @@ from sat_tf.messages import LayerMessage, kind_of, problems_of
 from sat_tf.qat import inputs
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.states import outputs_of, policy_problems
 from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
 
 # The kinds of demands; readers without activation bits read "float".
@@ -43,6 +44,7 @@ class Roles:
     # The layers of a quantized kind that are left float, as what they read, or make, has no codes.
     without_codes: frozenset[str]
     of: Mapping[str, Role]  # The role of each layer; OPAQUE if it is left float.
+    states: frozenset[str] = frozenset()  # The outputs that are fed back as codes.
     # The inputs that stay as they are: layers left float read them, or tables by ids.
     kept: frozenset[str] = frozenset()
     problems: Sequence[str] = ()  # Why layers cannot have a role.
@@ -86,7 +88,7 @@ class Roles:
         """The demand of each reader of the output of `name`, also from behind data movement."""
         demands: dict[str | None, str] = {}
         if name in self.network.outputs:
-            demands[None] = _OUTPUT
+            demands[None] = "stream" if name in self.states else _OUTPUT
         for reader in self.network.consumers(name):
             role = self.of[reader.name]
             if role is Role.MOVEMENT:
@@ -133,7 +135,7 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
     policies = {node.name: policy_at(node) for node in whole}
     network = whole.without(lambda node: layer_kinds.is_identity(node.layer, node.arguments))
     images = [name for name in network.inputs if policy.type_of(name) == INPUT_TYPES[0]]
-    grids = {name: policy.range_of(name).grid for name in images}
+    grids, states = {name: policy.range_of(name).grid for name in images}, policy.states or {}
     roles = Roles(
         whole=whole,
         network=network,
@@ -143,6 +145,7 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         pixels=PixelRanges(network, grids),
         without_codes=frozenset(n.name for n in whole if not all(map(are_numbers, n.types))),
         of={},
+        states=frozenset(node for called, node in outputs_of(network).items() if called in states),
     )
     of = {node.name: _role_by_itself(roles, node, problems) for node in whole}
     roles = _with_tables_told_apart(dataclasses.replace(roles, of=of))
@@ -335,6 +338,8 @@ def _misfits(roles: Roles) -> Iterator[str]:
     for pattern in roles.policy.unmatched_overrides(named):
         yield f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
+    if roles.policy.states is not None:
+        yield from policy_problems(roles.network, roles.policy)
     for node in roles.network:
         if not are_numbers(node.type) and not roles.is_for_float_layers(node.name):
             yield LayerMessage(

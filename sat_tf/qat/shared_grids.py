@@ -119,7 +119,7 @@ def give_inputs_their_grids(network: Network) -> None:
     """
     for node in network:
         quantizer = _quantizer(node)
-        if quantizer is None or quantizer.input_type is None:
+        if quantizer is None or quantizer.input_type is None or quantizer.is_fixed:
             continue
         holder, *others = set(_readers_grids(network, node.name)) or {""}
         if holder and not others and (ends := _ends_of_grid(network[holder].layer)) is not None:
@@ -131,6 +131,9 @@ def give_inputs_their_grids(network: Network) -> None:
 def _ends_of_grid(layer: QuantizedLayer) -> tuple[np.float32, np.float32] | None:
     """The ends of an observed range with the grid of a layer; None without any."""
     quantizer: Any = layer.quantize_config.output
+    if quantizer.is_fixed:
+        low, high = (np.float32(layer.output_variables[end].numpy()) for end in ENDS)
+        return low, high
     level = layer.output_variables.get(CLIPPING_LEVEL)
     for _ in range(_MOST_UNITS):
         grid = quantizer.code_range(layer.output_variables)
@@ -150,8 +153,10 @@ def _readers_grids(network: Network, name: str) -> Iterator[str]:
         is_moved = layer_kinds.role_of(layer).keeps_codes and _quantizer(reader) is None
         if layer_kinds.combination_of(layer) is Combination.JOINED:
             holder, *others = [*_holders(network, reader)] or [""]
-            clips = holder and isinstance(_quantizer(network[holder]), ActivationQuantizer)
-            yield holder if clips and not others else ""
+            quantizer = _quantizer(network[holder]) if holder else None
+            clips = isinstance(quantizer, ActivationQuantizer)
+            is_known = clips or (quantizer is not None and quantizer.is_fixed)
+            yield holder if is_known and not others else ""
         elif is_moved:
             yield from _readers_grids(network, reader.name)
         else:
@@ -229,6 +234,8 @@ def _outputs(network: Network) -> Iterator[_Grid]:
     for node in network:
         quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None
         if quantizer is None or not quantizer.observes_range or (size or 0) < 2:
+            continue
+        if quantizer.is_fixed:  # a state
             continue
         is_read_float = quantizer.rounds and not quantizer.trains_float
         if quantizer.input_type is not None or not (node.name in network.outputs or is_read_float):

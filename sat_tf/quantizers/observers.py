@@ -57,6 +57,9 @@ class RangeObserver(Quantizer):
     # Whether training leaves the tensor float: a stream that the policy leaves float is rounded by
     # the file alone, and by Keras in inference, which has to agree with the file.
     trains_float: bool = False
+    # Whether training leaves the range as calibration has set it: that of a state, which is one
+    # range at the input and at the output.
+    is_fixed: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -64,10 +67,11 @@ class RangeObserver(Quantizer):
         return cls(**{name: value for name, value in config.items() if name != "momentum"})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, `trains_float` only if True: older releases lack it."""
+        """The arguments of the constructor; marks only where set, as older releases lack them."""
         config = super().get_config()
-        if not self.trains_float:
-            config.pop("trains_float", None)
+        unset = (name for name in ("trains_float", "is_fixed", "fed_by") if not config.get(name))
+        for name in unset:
+            config.pop(name, None)
         return config
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
@@ -90,7 +94,8 @@ class RangeObserver(Quantizer):
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        when_training(training, lambda: self._observe(inputs, variables))
+        if not self.is_fixed:
+            when_training(training, lambda: self._observe(inputs, variables))
         is_known = training is None or isinstance(training, bool | int)
         if not self.rounds or (self.trains_float and is_known and training):
             return inputs
@@ -116,11 +121,14 @@ class RangeObserver(Quantizer):
 
 
 class InputQuantizer(RangeObserver):
-    """Quantizes an input that is no image to 8 bits; files take the codes, "int8", or "float32"."""
+    """Quantizes an input that is no image to 8 bits; files take the codes, "int8", or "float32".
 
-    def __init__(self, *, input_type: str) -> None:
-        super().__init__(rounds=True)
-        self.input_type = input_type
+    A state is `fed_by` the output of that name. Any input that has the grid of a state `is_fixed`.
+    """
+
+    def __init__(self, *, input_type: str, fed_by: str = "", is_fixed: bool = False) -> None:
+        super().__init__(rounds=True, is_fixed=is_fixed)
+        self.input_type, self.fed_by = input_type, fed_by
 
 
 def when_training(training: Any, observe: Callable[[], Tensor]) -> None:

@@ -76,6 +76,10 @@ class Quantizer(abc.ABC):
     rounds: bool = False  # Whether its results are on a grid, which `code_range` describes.
     # Whether it rounds in inference alone, as for streams that training keeps float.
     trains_float: bool = False
+    # Whether training leaves its range as calibration has set it, and the output that feeds the
+    # input of the model that it quantizes; see `observers.RangeObserver`.
+    is_fixed: bool = False
+    fed_by: str = ""
 
     def __post_init__(self) -> None:
         """Checks options of dataclasses that are bool, float or Literal, and makes tuples of axes.

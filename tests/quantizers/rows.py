@@ -69,10 +69,14 @@ def others():
         "highest": np.float32(2.9),
         "observations": np.float32(7.0),
     }
-    for settings in ({"rounds": False}, {"rounds": True}, {"rounds": True, "trains_float": True}):
+    rounds = {"rounds": True}
+    marked = ({**rounds, "trains_float": True}, {**rounds, "is_fixed": True})
+    for settings in ({"rounds": False}, rounds, *marked):
         yield Row("RangeObserver", settings, draw(SHAPE, deviation=2.0), ranges)
-    for kind in ("int8", "float32"):
-        yield Row("InputQuantizer", {"input_type": kind}, draw(SHAPE, deviation=2.0), ranges)
+    state = {"fed_by": "state_out", "is_fixed": True}
+    for settings in ({"input_type": "int8"}, {"input_type": "float32"}, state):
+        settings = {"input_type": "int8", **settings}
+        yield Row("InputQuantizer", settings, draw(SHAPE, deviation=2.0), ranges)
     torch_low, torch_high = [-2.1179039, -2.0357141, -1.8044444], [2.2489083, 2.4285715, 2.64]
     for low, high, reverses in (
         ([0.0], [255.0], False),

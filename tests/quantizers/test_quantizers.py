@@ -287,6 +287,25 @@ def test_an_observer_that_rounds_does_so_in_training_too_unless_it_is_kept_float
     assert observer.get_config() == {"rounds": True, **kept}
 
 
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        RangeObserver(rounds=True, is_fixed=True),
+        InputQuantizer(input_type="int8", fed_by="state_out", is_fixed=True),
+    ],
+)
+def test_training_leaves_the_range_of_a_state_and_rounds_to_it(quantizer):
+    _, weights = built(quantizer)
+    quantizer.remember(-1.0, 254.0, weights, 3)
+    x = tf.constant([-5.0, -1.0, 0.4, 1.6, 900.0])
+    for training in (True, tf.constant(True), False):
+        rounded = quantizer(x, training=training, variables=weights)
+        assert rounded.numpy().tolist() == [-1.0, -1.0, 0.0, 2.0, 254.0]
+    assert _range(weights) == [-1.0, 254.0, 3.0]
+    again = deserialize_quantizer(serialize_quantizer(quantizer))
+    assert (again, again.is_fixed, again.fed_by) == (quantizer, True, quantizer.fed_by)
+
+
 @pytest.mark.parametrize("training", [False, 0, None])
 def test_nothing_is_observed_outside_training(training):
     observer = RangeObserver()

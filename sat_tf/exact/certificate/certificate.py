@@ -75,6 +75,10 @@ class Certificate(Displayed, CertificateRecord):
         for name, count in self.runtimes.items():
             counts = {total: getattr(count, total) for total in totals}
             values["runtimes"][name] = {**counts, **values["runtimes"][name]}
+        if values["sequence"] is None:  # as for files from before states
+            del values["sequence"]
+        else:
+            values["states_notes"] = [note._asdict() for note in rules.STATES.notes(self)]
         return {
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,

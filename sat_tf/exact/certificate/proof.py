@@ -17,6 +17,7 @@ from sat_tf.exact.certificate.comparison import FloatModel, RuntimeCounter
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, images_hash
 from sat_tf.exact.certificate.outputs import Output, labels_of, only, outputs_in
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind
+from sat_tf.exact.certificate.sequence import compared_sequence, with_states
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, tosa_version
@@ -81,15 +82,21 @@ def read_tflite(path: str | os.PathLike[str]) -> bytes:
 
 def checked_inputs(
     caller: str, subject: Subject, images: Any, labels: Any
-) -> tuple[np.ndarray, list[np.ndarray | None]]:
-    """Returns images as an array, and labels as an array for each output."""
-    subject.graph.expect_one_of_each(f"{caller}: {subject.path}")
-    image = subject.graph.images[0]
+) -> tuple[Any, list[np.ndarray | None]]:
+    """Returns images as an array, and labels as an array for each output.
+
+    The images of a file with states are frames for its one other input; its states are simulated.
+    """
+    graph = subject.graph
+    if len(graph.frame_inputs) != 1 or not graph.states:
+        graph.expect_one_of_each(f"{caller}: {subject.path}")
+    (image,) = graph.frame_inputs
     images, problems = checked_images(images, [image])
     arrays, label_problems = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
     if problems := problems + label_problems:
         raise ProblemsError(caller, problems)
-    return image.taken(images), arrays
+    images = image.taken(images)
+    return with_states(graph, subject.content, images) if graph.states else images, arrays
 
 
 def mismatches_with_record(
@@ -213,6 +220,10 @@ def prove(
         target=subject.target,
         input_ranges=inputs.checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
     )
+    if graph.states:
+        in_keras = None if trained is None else lambda inputs: trained.run(inputs)[1]
+        run = compared_sequence(graph, content, images, list(counters), in_keras, in_file)
+        certificate = dataclasses.replace(certificate, sequence=run)
     if certificate.trained_differing and has_biases_of_file():
         certificate = dataclasses.replace(certificate, has_biases_of_file=True)
     if certificate_path is not None:
@@ -324,7 +335,7 @@ def recheck(
                 f"images: received none, expected the {recorded.num_images} that the certificate "
                 f"was made with ({recorded.images_from.description}); name them."
             )
-        image = subject.graph.images[0]
+        image = subject.graph.frame_inputs[0]
         images = image.drawn(inputs.random_images(image.shape, recorded.num_images, seed))
     images, _ = checked_inputs("recheck", subject, images, None)
     advice = "certify this one with sat-tf verify"

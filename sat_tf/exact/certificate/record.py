@@ -47,6 +47,34 @@ class TensorCount:
         self.codes_differing += int(np.count_nonzero(expected != computed))
 
 
+@dataclasses.dataclass(frozen=True)
+class SequenceCount:
+    """How the outputs of a sequence of frames compare with the simulation's."""
+
+    frames: int  # The number of frames.
+    outputs: list[TensorCount]  # The outputs with codes, states included.
+
+    @property
+    def codes_compared(self) -> int:
+        """The number of stored integers that are compared."""
+        return sum(output.codes_compared for output in self.outputs)
+
+    @property
+    def codes_differing(self) -> int:
+        """The number of stored integers that differ."""
+        return sum(output.codes_differing for output in self.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceRun:
+    """A file run frame by frame from states of real 0, which are fed back as codes."""
+
+    states: dict[str, str]  # The inputs that are fed, by the outputs that feed them.
+    frames: int  # The number of frames, one for each row of the images.
+    runtimes: dict[str, SequenceCount]  # Each runtime, which feeds back its own states.
+    keras: SequenceCount | None = None  # The quantized Keras model, likewise; None without it.
+
+
 @dataclasses.dataclass
 class TrainedCount(TensorCount):
     """How one tensor of the Keras model compares with the simulation's.
@@ -223,6 +251,8 @@ class CertificateRecord:
     input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
     # Whether the Keras model has taken the biases of the file; False where nothing differs.
     has_biases_of_file: bool = False
+    # The file as an app runs it, where outputs are states that are fed back; None for other files.
+    sequence: SequenceRun | None = None
 
     @property
     def xnnpack(self) -> RuntimeCount:

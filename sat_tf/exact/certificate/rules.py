@@ -135,6 +135,19 @@ CODES = Topic(
         Rule("no code differs, and no other line colours the headline", GREEN, NONE),
     ],
 )
+STATES = Topic(
+    "states",
+    lambda certificate: filter(None, [certificate.sequence]),
+    [
+        Rule(
+            "LiteRT with XNNPACK, run frame by frame with its states fed back, gives another code "
+            "than the simulation",
+            *(RED, RED),
+            lambda certificate, run: bool(run.runtimes["xnnpack"].codes_differing),
+        ),
+        Rule("no code of the sequence differs", NONE, GREEN),
+    ],
+)
 IMAGES = Topic(
     "images",
     lambda certificate: [certificate.num_images],
@@ -329,9 +342,9 @@ RUNTIMES = Rule(
 BESIDE_KERAS = (ANSWERS, TIES, SATURATION, CODES_OF_KERAS, UNEXPLAINED)
 _ON_RUNTIMES = (INPUT_RANGES, REFUSED, PORTABILITY, MACHINE, NPU, CPU_FALLBACK, WARNINGS)
 # All topics, in the order of their sentences.
-TOPICS = (CODES, IMAGES, *BESIDE_KERAS, FLOAT, *_ON_RUNTIMES)
+TOPICS = (CODES, STATES, IMAGES, *BESIDE_KERAS, FLOAT, *_ON_RUNTIMES)
 # The topics of the headline on codes, in its order.
-_IN_HEADLINE = (CODES, PORTABILITY, ANSWERS, SATURATION, IMAGES, INPUT_RANGES)
+_IN_HEADLINE = (CODES, STATES, PORTABILITY, ANSWERS, SATURATION, IMAGES, INPUT_RANGES)
 
 
 def notes_on(certificate: CertificateRecord, topics: Iterable[Topic] = TOPICS) -> list[Marked]:

@@ -127,6 +127,7 @@ def write_kit(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
     subject = path if isinstance(path, Subject) else read_subject(file_path)
+    subject.graph.expect_one_of_each(f"write_kit: {subject.path}")
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, skipped = tensors_of(subject.graph)
     if not compared:

@@ -44,6 +44,8 @@ class Graph:
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # The names of layers that tensors had before outputs took theirs.
     former_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The states: the input that gets the codes of each of these outputs with the next frame.
+    states: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def on(self, kernels: KernelSet) -> "Graph":
         """Returns the same graph, simulated as other kernels compute it."""
@@ -58,6 +60,18 @@ class Graph:
     def outputs(self) -> tuple[str, ...]:
         """Names of all output tensors, in the order of the model's."""
         return self.output, *self.more_outputs
+
+    @property
+    def state_ends(self) -> dict[str, tuple[Tensor, Image]]:
+        """The two ends of each state: the tensor that leaves, by its name, and the input."""
+        images = {image.name: image for image in self.images}
+        return {output: (self.tensors[output], images[n]) for output, n in self.states.items()}
+
+    @property
+    def frame_inputs(self) -> tuple[Image, ...]:
+        """The inputs that are no states."""
+        states = set(self.states.values())
+        return tuple(image for image in self.images if image.name not in states)
 
     def expect_one_of_each(self, purpose: str) -> None:
         """Raises ValueError where there are several inputs or outputs, which `purpose` excludes."""

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from sat_tf.exact.tflite import contents as file_contents
 from sat_tf.exact.tflite.contents import Contents, NotUnderstoodError, StoredOperator, StoredTensor
 from sat_tf.exact.tflite.input_range import KEPT_TYPES
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Tensors
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Tensors, is_one_state
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import first_ones, printable, shortened
 
@@ -148,7 +148,8 @@ def read_graph(content: bytes, name: str) -> Graph:
                 layers = {tensor: tensor for tensor in layers}
             by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
             graph = _graph(contents, name, by_tensor)
-            return dataclasses.replace(graph, keys=file_contents.signature_names(model))
+            graph = dataclasses.replace(graph, keys=file_contents.signature_names(model))
+            return _with_states(graph, (contents.settings or {}).get("states", {}))
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
@@ -164,6 +165,20 @@ def check_ends(contents: Contents) -> None:
             f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
             "at least one of each"
         )
+
+
+def _with_states(graph: Graph, states: Any) -> Graph:
+    """The graph of a file with the states that its settings name."""
+    called = dict(zip(graph.keys[1] or graph.outputs, graph.outputs, strict=True))
+    try:
+        by_tensor = {called[output]: str(name) for output, name in states.items()}
+        graph = dataclasses.replace(graph, states=by_tensor)
+        are_states = all(is_one_state(*ends) for ends in graph.state_ends.values())
+    except (AttributeError, KeyError, TypeError):
+        are_states = False
+    if not are_states or len({*graph.states.values()}) < len(graph.states):
+        raise NotUnderstoodError("its states are no outputs and inputs of one grid")
+    return graph
 
 
 # The types of inputs that are codes, with the smallest and the largest zero point.

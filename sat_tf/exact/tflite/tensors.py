@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS, KernelSet
-from sat_tf.exact.tflite.input_range import InputRange
+from sat_tf.exact.tflite.input_range import STATE_TYPE, InputRange
 from sat_tf.messages import name_of
 
 
@@ -194,6 +194,15 @@ class Image:
         if self.scale is None:
             raise TypeError(f"{self.name}: received an input that is kept, expected codes.")
         return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
+
+
+def is_one_state(leaving: Tensor, entering: Image) -> bool:
+    """Returns whether the codes of an output can be fed to an input as they are."""
+    codes = leaving.codes
+    if codes is None or codes.is_unsigned or entering.is_kept or entering.type != STATE_TYPE:
+        return False
+    grids = [(float(codes.scale), codes.zero_point) for codes in (codes, entering.codes)]
+    return grids[0] == grids[1] and codes.unit == 1.0 and leaving.shape == entering.shape
 
 
 def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:

@@ -456,9 +456,11 @@ def _misfits(network: Network, node: Node) -> Iterator[str]:
                 "it was trained on other values by mistake, quantize the float model anew."
             )
     if is_input(node) and observed_range(node.layer) is None:
+        # Training leaves the range of a state.
+        or_train = "" if node.layer.quantize_config.output.is_fixed else ", or train it,"
         yield (
             "received a model that has seen no values of this input, whose range gives its codes; "
-            "call sat_tf.calibrate(model, arrays), or train it, first."
+            f"call sat_tf.calibrate(model, arrays){or_train} first."
         )
 
 

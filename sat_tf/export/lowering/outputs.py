@@ -8,7 +8,8 @@ from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.quantize import ShiftOutput
 from sat_tf.exact.operations.tabled import Computed
-from sat_tf.exact.tflite.tensors import Codes, Tensor, free_name
+from sat_tf.exact.tflite.input_range import STATE_TYPE
+from sat_tf.exact.tflite.tensors import Codes, Tensor, free_name, is_one_state
 from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.graph.layer_kinds import native_of
 from sat_tf.messages import ModelError
@@ -26,6 +27,12 @@ def with_softmax(graph: Graph) -> Graph:
     if any(op.makes_probabilities and op.is_float(graph) for op in graph.operations):
         return graph
     graph.expect_one_of_each("softmax=True")
+    if graph.output in graph.states:
+        raise ModelError(
+            graph.name,
+            f"softmax=True: received the state {graph.output}, "
+            "whose codes are fed back, expected an output of scores; leave softmax out.",
+        )
     name = _unused(graph, f"{graph.output}_probabilities")
     output = Tensor(name, graph.tensors[graph.output].shape, None)
     return dataclasses.replace(
@@ -37,33 +44,35 @@ def with_softmax(graph: Graph) -> Graph:
 
 
 def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = False) -> Graph:
-    """Returns the graph with outputs of a type.
+    """Returns the graph with outputs of a type, and states as codes of the type that they have.
 
     Integer outputs are the codes that DEQUANTIZE would have read, so that no code of the graph
     changes; a softmax or sigmoid after it becomes one of codes. Outputs of int8 are the graph's
     last codes; an exact shift makes uint8 of them.
     """
-    if output_type == FLOAT:
-        return graph
+    types = dict.fromkeys(graph.outputs, output_type) | dict.fromkeys(graph.states, STATE_TYPE)
+    tried = types.keys() - graph.states.keys() if where_codes else ()
     # Each output is tried by itself: where it stays float, its operations do not change.
-    stay = {name for name in graph.outputs if where_codes and not _Ends(graph).codes_of(name)}
+    stay = {name for name, type_ in types.items() if type_ == FLOAT}
+    stay |= {name for name in tried if not _Ends(graph).codes_of(name)}
     if stay.issuperset(graph.outputs):
         return graph
     ends = _Ends(graph)
     sources = {name: name if name in stay else ends.codes_of(name) for name in graph.outputs}
     if without := [name for name, codes in sources.items() if not codes]:
         problems = [
-            f"output_type={output_type!r}: received the output {name}, which is float, expected "
-            "codes; give its policy activation_bits and stream_bits, end the model in front of "
-            "layers left float, quantize it for an NPU, where functions are integers too, or use "
-            "output_type='float32'."
+            f"states: received the state {name}, which is float in the file, expected codes; "
+            f"{_tie(graph)}, and leave out float_head."
+            if name in graph.states
+            else f"output_type={output_type!r}: received the output {name}, which is float, "
+            "expected codes; give its policy activation_bits and stream_bits, end the model in "
+            "front of layers left float, quantize it for an NPU, where functions are integers too, "
+            "or use output_type='float32'."
             for name in without
         ]
         raise ModelError(graph.name, problems)
-    if output_type == UNSIGNED:
-        codes = (source for name, source in sources.items() if name not in stay)
-        shifts = {source: ends.shifted(source) for source in dict.fromkeys(codes)}
-        sources = {name: shifts.get(source, source) for name, source in sources.items()}
+    unsigned = [name for name in sources if types[name] == UNSIGNED and name not in stay]
+    sources |= {name: ends.shifted(sources[name]) for name in unsigned}
     outputs = [sources[name] for name in graph.outputs]
     # Operations that make float values which nothing reads are left out.
     read_names, operations = set(outputs), list[Operation]()
@@ -80,7 +89,43 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         warnings=tuple(w for w in graph.warnings if getattr(w, "layer", None) not in no_longer),
         output=outputs[0],
         more_outputs=tuple(outputs[1:]),
+        states={sources[name]: of_input for name, of_input in graph.states.items()},
     )
+
+
+def _tie(graph: Graph) -> str:
+    """Returns the advice to tie the two ends of states before training."""
+    return (
+        f"quantize the float model with BitPolicy(states={dict(graph.states)!r}), and call "
+        "sat_tf.calibrate, which gives both ends one grid that training leaves"
+    )
+
+
+def check_states(graph: Graph) -> None:
+    """Raises ValueError unless each state leaves and enters a file's graph on one grid."""
+    problems = []
+    for output, (leaving, entering) in graph.state_ends.items():
+        if graph.outputs.count(output) > 1:
+            problems.append(
+                f"states: received the tensor {output}, which is another output as well, expected "
+                "one that is a state alone, as only states leave the file as codes; leave one out."
+            )
+        if entering.is_kept or entering.type != STATE_TYPE:
+            problems.append(
+                f"states: received the input {entering.name}, which the file takes as "
+                f"{entering.type}, expected {STATE_TYPE} codes for {output}; {_tie(graph)}."
+            )
+        elif not is_one_state(leaving, entering):
+            grids = [
+                f"scale {codes.real_scale:.6g} and zero point {codes.zero_point}"
+                for codes in filter(None, (leaving.codes, entering.codes))
+            ]
+            problems.append(
+                f"states: received the output {output} of {grids[0]} for the input "
+                f"{entering.name} of {grids[1]}, expected one grid; {_tie(graph)}."
+            )
+    if problems:
+        raise ModelError(graph.name, problems)
 
 
 def with_own_names(graph: Graph) -> Graph:
@@ -123,6 +168,7 @@ def with_own_names(graph: Graph) -> Graph:
         storage_notes={new(name): note for name, note in graph.storage_notes.items()},
         moved_scales={new(name): units for name, units in graph.moved_scales.items()},
         former_names={new_name: graph.former_name(name) for name, new_name in names.items()},
+        states={new(output): of_input for output, of_input in graph.states.items()},
     )
 
 

@@ -18,7 +18,12 @@ from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets import processors
 from sat_tf.exact.tflite.tensors import Storage
-from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
+from sat_tf.export.lowering.outputs import (
+    FLOAT,
+    check_states,
+    with_output_type,
+    with_own_names,
+)
 from sat_tf.messages import ModelError, ProblemsError, did_you_mean
 from sat_tf.version import __version__
 
@@ -205,16 +210,22 @@ class FileSettings:
     # have codes, float32 for others.
     output_type: str | None = FLOAT
     target: str = processors.DEFAULT_TARGET  # The processor that it is for.
+    # The input that each of these outputs is fed back to as codes, by their names in the file;
+    # None: those with which the model was quantized.
+    states: Mapping[str, str] | None = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problems = [
             f"{name}: received {value!r}, expected True or False."
-            for name, value in dataclasses.asdict(self).items()
-            if name not in ("pack", "output_type", "target") and not isinstance(value, bool)
+            for name in ("float_head", "softmax", "resizable")
+            if not isinstance(value := getattr(self, name), bool)
         ]
         output_type, of_target = self.output_type, processors.target_problem(self.target)
         of_type = None if output_type is None else processors.output_type_problem(output_type)
         by_name = {"pack": packing_problem(self.pack), "output_type": of_type, "target": of_target}
+        is_mapping = self.states is None or isinstance(self.states, Mapping)
+        if not is_mapping or any(type(name) is not str for name in (self.states or {}).values()):
+            by_name["states"] = f"received {self.states!r}, expected inputs by outputs."
         problems += [f"{name}: {problem}" for name, problem in by_name.items() if problem]
         if self.float_head is True and self.output_type not in (None, FLOAT):
             problems.append(
@@ -246,6 +257,8 @@ class FileSettings:
             del values["output_type"]
         if self.target == processors.DEFAULT_TARGET:  # likewise
             del values["target"]
+        if not self.states:  # likewise
+            del values["states"]
         packing = ALL_PACKINGS[self.pack]
         if packing.products and packing.pixelwise:
             values["pixelwise"] = True
@@ -255,7 +268,9 @@ class FileSettings:
 
     def ended(self, graph: Graph) -> Graph:
         """Returns a graph of float outputs with the file's: of its type, with their own names."""
-        return with_own_names(self.typed(graph))
+        graph = with_own_names(self.typed(graph))
+        check_states(graph)
+        return graph
 
     def typed(self, graph: Graph) -> Graph:
         """Returns a graph of float outputs in the file's type; see `outputs.with_output_type`."""
@@ -266,7 +281,8 @@ class FileSettings:
         """Returns the settings of a file of this graph: pack="none" without packed kernels."""
         bits = {op.storage for op in linear_operations(graph.operations)}
         settings = self if bits - {Storage.INT8} else dataclasses.replace(self, pack="none")
-        have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
+        others = set(graph.outputs).difference(graph.states)
+        have_codes = {graph.tensors[name].codes is not None for name in others}
         if self.output_type is None and len(have_codes) == 1:
             output_type = self.processor.output_type if True in have_codes else FLOAT
             settings = dataclasses.replace(settings, output_type=output_type)

@@ -1,8 +1,9 @@
 """The stages of the export, in order; and the move of a trained model to its file's biases."""
 
 import contextlib
+import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,10 +94,15 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
 
 
 def deployed_graph(
-    network: Network, *, float_head: bool = False, pack: str = "auto", softmax: bool = False
+    network: Network,
+    *,
+    float_head: bool = False,
+    pack: str = "auto",
+    softmax: bool = False,
+    states: Mapping[str, str] | None = None,
 ) -> Graph:
     """Returns the deployed graph; its biases are integers of input scale · weight scale."""
-    graph = rounded(trained_graph(network, float_head=float_head, pack=pack))
+    graph = rounded(trained_graph(network, float_head=float_head, pack=pack, states=states))
     return with_softmax(graph) if softmax else graph
 
 
@@ -107,12 +113,25 @@ def rounded(graph: Graph) -> Graph:
     return graph
 
 
-def trained_graph(network: Network, *, float_head: bool = False, pack: str = "auto") -> Graph:
-    """Traces, folds, packs and upscales: the graph before anything of the model is rounded."""
+def trained_graph(
+    network: Network,
+    *,
+    float_head: bool = False,
+    pack: str = "auto",
+    states: Mapping[str, str] | None = None,
+) -> Graph:
+    """Traces, folds, packs and upscales: the graph before anything of the model is rounded.
+
+    Its states are those with which the model was quantized, unless others are given.
+    """
     network = in_inference(network)
     if problems := find_problems(network, float_head=float_head):
         raise ModelError(network.name, problems)
     graph = trace(network, float_head=float_head, kernels={})
+    if states is not None:
+        called = dict(zip(graph.keys[1], graph.outputs, strict=True))
+        by_tensor = {called[output]: name for output, name in states.items()}
+        graph = dataclasses.replace(graph, states=by_tensor)
     return scales.upscale(pack_graph(graph, pack))
 
 
@@ -160,7 +179,7 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
 
     Yields the number of layers whose biases have moved.
     """
-    moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
+    moves = _moves_to(network, settings)
     before = [move.variable.numpy() for move in moves]
     with contextlib.ExitStack() as undo:
         for move, value in zip(moves, before, strict=True):
@@ -173,7 +192,7 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
 
 def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
     """Returns whether a model has the biases of its file, so that nothing in it would move."""
-    return not _moves(network, float_head=settings.float_head, pack=settings.packing)
+    return not _moves_to(network, settings)
 
 
 class _Move(NamedTuple):
@@ -185,9 +204,17 @@ class _Move(NamedTuple):
     near: np.ndarray  # The distance within which the variable has that value already.
 
 
-def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
+def _moves_to(network: Network, settings: FileSettings) -> list[_Move]:
+    """Lists the moves of a model to its file with these settings."""
+    head, pack = settings.float_head, settings.packing
+    return _moves(network, float_head=head, pack=pack, states=settings.states)
+
+
+def _moves(
+    network: Network, *, float_head: bool, pack: str, states: Mapping[str, str] | None = None
+) -> list[_Move]:
     """Lists the moves of a model, for the packing of one target; empty if all are done already."""
-    trained = trained_graph(network, float_head=float_head, pack=pack)
+    trained = trained_graph(network, float_head=float_head, pack=pack, states=states)
     deployed = rounded(trained)
     nodes = {call_name(node): node for node in network}
     shaped = {op.inputs[0]: op.output for op in trained.operations if op.reshapes}

@@ -467,7 +467,7 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
     if not names & set(graph.tensors):
         return "it has no grid that could move"
     if any(op.has_fixed_grid for op in graph.operations if op.output in names):
-        return "it shares the grid of an image or of a table, which pixels, or its rows, have"
+        return "it shares the grid of an input or of a table, which their numbers have"
     if sum(name in names for name in operation.inputs) == 1:
         return "it shares its grid with what it reads"
     return ""
@@ -476,11 +476,13 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
 def _shared_grids(graph: Graph) -> dict[str, set[str]]:
     """Returns, by name, all tensors that share the grid of each integer tensor, with itself."""
     group = {name: {name} for name, tensor in graph.tensors.items() if tensor.codes is not None}
-    for operation in graph.operations:
-        if not operation.keeps_grid or operation.output not in group:
-            continue
-        for name in operation.inputs:
-            if name in group and group[name] is not group[operation.output]:
-                joined = group[name] | group[operation.output]
-                group |= dict.fromkeys(joined, joined)
+    pairs = [(op.output, name) for op in graph.operations if op.keeps_grid for name in op.inputs]
+    codes_of = {op.output: op.represented for op in graph.operations if op.represented}
+    inputs = {op.inputs[0]: op.output for op in graph.operations if op.of_input}
+    states = graph.states.items()
+    pairs += [(codes_of.get(output, output), inputs.get(name, "")) for output, name in states]
+    for one, other in pairs:
+        if one in group and other in group and group[one] is not group[other]:
+            joined = group[one] | group[other]
+            group |= dict.fromkeys(joined, joined)
     return group

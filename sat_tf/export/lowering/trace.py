@@ -31,10 +31,11 @@ from sat_tf.export.lowering.scales import untie_means
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
-from sat_tf.graph.network import Network, Node, distinct
+from sat_tf.graph.network import Network, Node
 from sat_tf.messages import LayerMessage, ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.states import tied_states
 from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
@@ -131,7 +132,7 @@ class _Tracer:
                 )
                 self.warnings.append(LayerMessage(layer.name, text))
         self.warnings += one_image_only(operations)
-        inputs, outputs_called = self.network.keys
+        called = dict(zip(self.network.called, outputs, strict=True))
         return Graph(
             name=self.network.name,
             tensors={
@@ -149,7 +150,8 @@ class _Tracer:
                 if name not in self.network.inputs and draft.tensor in self.builder.tensors
             },
             more_outputs=tuple(outputs[1:]),
-            keys=(inputs, outputs_called or distinct(self.network.output_names)),
+            keys=(self.network.keys[0], tuple(called)),
+            states={called[output]: name for output, name in tied_states(self.network).items()},
         )
 
     # -- drafts of layers ----------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_certificate_of_an_earlier_version_says_nothing_of_what_is_new(written
     for field in dataclasses.fields(Certificate):
         defaults = field.default, field.default_factory
         if any(default is not dataclasses.MISSING for default in defaults):
-            del values[field.name]
+            values.pop(field.name, None)  # files without states have no sequence
     for count in values["runtimes"].values():
         for name in ("kernels", "is_simulated", "own", "outputs"):
             del count[name]

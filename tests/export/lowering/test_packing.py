@@ -311,13 +311,15 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
 OTHERS = [
     FileSettings(float_head=True, pack="int4", softmax=True, resizable=True),
     *(FileSettings(output_type=output_type) for output_type in ("int8", "uint8")),
+    FileSettings(states={"state_out": "state_in"}),
 ]
 
 
 def test_a_file_gives_back_its_settings():
     for settings in [*(FileSettings(pack=pack) for pack in PACKINGS), *OTHERS]:
         assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
-    assert "output_type" not in json.loads(FileSettings().to_json({}))  # those of float files
+    # Float files, and those without states, have the settings of earlier ones.
+    assert not {"output_type", "states"} & json.loads(FileSettings().to_json({})).keys()
 
 
 def test_earlier_files_have_the_defaults_of_then_and_1x1_convolutions_as_convolutions():

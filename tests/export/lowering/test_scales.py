@@ -331,7 +331,7 @@ def test_a_product_on_the_grid_of_an_image_or_of_what_it_reads_cannot_move_and_s
     tensors = {"a": grid, "b": half, "y": grid, "j": grid}
     of_input = _portable_graph(tensors, PRODUCT, joined(("y", "a"), "j", 2))
     for graph, reason in (
-        (of_image, "it shares the grid of an image or of a table"),
+        (of_image, "it shares the grid of an input or of a table"),
         (of_input, "it shares its grid with what it reads"),
     ):
         kept = make_portable(graph)

@@ -1,0 +1,164 @@
+"""A file run frame by frame, as an app runs a streaming model: its states are fed back as codes.
+
+States begin at real 0. What a frame gives is a function of the inputs, integers from end to end, so
+that a sequence of frames has one result, whoever computes it: where no code of an output differs
+from the simulation's in any frame, the file gives what its integer model makes of the whole.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.certificate.outputs import Output, separated
+from sat_tf.exact.certificate.record import SequenceCount, SequenceRun, TensorCount
+from sat_tf.exact.litert.runtime import RUNTIMES, Runtime, loaded
+from sat_tf.exact.operations.graph import Graph, by_name, simulate
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, quantized, some_of
+
+# A function of all inputs of a frame, which gives the outputs by name, and maybe other tensors.
+Runner = Callable[[Pixels], Mapping[str, np.ndarray]]
+# Keras takes longer for a frame than LiteRT and the simulation together.
+_MOST_KERAS_FRAMES = 64
+
+
+def run_frames(
+    graph: Graph, frames: Pixels, runner: Runner
+) -> Iterator[tuple[Pixels, Mapping[str, np.ndarray]]]:
+    """Yields the inputs and the outputs of each frame, from states of real 0 on.
+
+    Frames are for `graph.frame_inputs`, one in each row, as the file takes them.
+    """
+    states = {
+        entering.name: np.full((1, *entering.shape), entering.zero_point, np.int8)
+        for _, entering in graph.state_ends.values()
+    }
+    for place in range(number_of(frames)):
+        arrays = arrays_of(some_of(frames, place, place + 1))
+        pairs = zip(graph.frame_inputs, arrays, strict=True)
+        fed = {**{image.name: array for image, array in pairs}, **states}
+        inputs = tuple(fed[image.name] for image in graph.images)
+        outputs = runner(inputs)
+        yield inputs, outputs
+        states = {name: outputs[output].astype(np.int8) for output, name in graph.states.items()}
+
+
+def with_states(graph: Graph, content: bytes, frames: Pixels) -> Pixels:
+    """Returns the arrays of all inputs, with the states that the simulation of a file reaches."""
+    inputs = [fed for fed, _ in run_frames(graph, frames, _simulation(graph, content))]
+    return tuple(map(np.concatenate, zip(*inputs, strict=True)))
+
+
+def number_given(images: object) -> int:
+    """Returns how many inputs a caller gives arrays for."""
+    return len(images) if isinstance(images, list | tuple | Mapping) else 1
+
+
+def frames_of(graph: Graph, images: Any) -> dict[str, Any] | None:
+    """Returns the arrays for `graph.frame_inputs` by name, where a caller gives these alone."""
+    names = [image.name for image in graph.images]
+    keys = dict(zip(names, graph.keys[0] or names, strict=True))
+    frames = {image.name: keys[image.name] for image in graph.frame_inputs}
+    if not graph.states or number_given(images) != len(frames):
+        return None
+    if not isinstance(images, Mapping):
+        arrays = images if isinstance(images, list | tuple) else [images]
+        return dict(zip(frames, arrays, strict=True))
+    given = {name: key if key in images else name for name, key in frames.items()}
+    are_all = set(given.values()) == set(images)
+    return {name: images[key] for name, key in given.items()} if are_all else None
+
+
+def with_real_states(graph: Graph, content: bytes, images: Any) -> Any:
+    """Returns the arrays for all inputs, with real values of states that a caller leaves out."""
+    frames = frames_of(graph, images)
+    if frames is None:
+        return images
+    taken = tuple(image.taken(np.asarray(frames[image.name])) for image in graph.frame_inputs)
+    arrays = by_name(with_states(graph, content, taken), graph)
+    return [
+        frames[image.name] if image.name in frames else image.fed(arrays[image.name])
+        for image in graph.images
+    ]
+
+
+def compared_sequence(
+    graph: Graph,
+    content: bytes,
+    images: Pixels,
+    runtimes: Sequence[str],
+    keras: Callable[[Pixels], np.ndarray] | None,
+    outputs: Sequence[Output],
+) -> SequenceRun:
+    """Runs the rows of the images as the frames of a sequence, and counts the codes that differ.
+
+    `keras` is a model that gives all `outputs` for the inputs of the file.
+    """
+    arrays = by_name(images, graph)
+    frames = tuple(arrays[image.name] for image in graph.frame_inputs)
+    makers = {operation.output: operation for operation in graph.operations}
+    # The codes of each output, which may be dequantized; other float outputs have none.
+    codes = {name: makers[name].represented or name for name in graph.outputs}
+    codes = {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
+    kept = {*codes, *codes.values()}
+    simulated = (made for _, made in run_frames(graph, frames, _simulation(graph, content)))
+    expected = [{name: made[name] for name in kept} for made in simulated]
+
+    def counted(runner: Runner, names: Mapping[str, str], most: int) -> SequenceCount:
+        """Counts the outputs that differ from the simulation's tensors in `names`."""
+        counts = {name: TensorCount(name, graph.tensors[name].shape) for name in names}
+        run = run_frames(graph, some_of(frames, 0, most), runner)
+        for tensors, (_, made) in zip(expected, run, strict=False):
+            for name, other in names.items():
+                counts[name].add(tensors[other], made[name])
+        return SequenceCount(min(most, len(expected)), list(counts.values()))
+
+    as_they_are, number, most = {name: name for name in codes}, len(expected), _MOST_KERAS_FRAMES
+    return SequenceRun(
+        states=dict(graph.states),
+        frames=number,
+        runtimes={
+            name: counted(_runtime(graph, content, name), as_they_are, number) for name in runtimes
+        },
+        keras=counted(_in_codes(graph, keras, outputs, codes), codes, most) if keras else None,
+    )
+
+
+def _simulation(graph: Graph, content: bytes) -> Runner:
+    """Returns the simulation; LiteRT with XNNPACK computes layers that are left float."""
+    left_float = graph.layers_left_float
+    runtime = Runtime(content, keep_tensors=True) if left_float else None
+
+    def run(inputs: Pixels) -> dict[str, np.ndarray]:
+        if runtime is None:
+            return simulate(graph, inputs)
+        runtime.run(inputs)
+        return simulate(graph, inputs, runtime.tensors(left_float))
+
+    return run
+
+
+def _runtime(graph: Graph, content: bytes, name: str) -> Runner:
+    """Returns a file in a runtime; LiteRT keeps no other tensors than outputs, as on a phone."""
+    runtime = loaded(content, name, keep_tensors=name not in RUNTIMES)
+
+    def run(inputs: Pixels) -> dict[str, np.ndarray]:
+        runtime.run(inputs)
+        return runtime.tensors(graph.outputs)
+
+    return run
+
+
+def _in_codes(
+    graph: Graph,
+    keras: Callable[[Pixels], np.ndarray],
+    outputs: Sequence[Output],
+    codes: Mapping[str, str],
+) -> Runner:
+    """Returns a Keras model whose outputs become the codes that the file has of them."""
+
+    def run(inputs: Pixels) -> dict[str, np.ndarray]:
+        made = dict(zip(graph.outputs, separated(keras(inputs), outputs), strict=True))
+        return {name: quantized(made[name], graph.codes(codes[name])) for name in codes}
+
+    return run
