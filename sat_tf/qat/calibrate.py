@@ -304,8 +304,8 @@ def _scores(in_use: Network) -> frozenset[str]:
     ).difference(in_use.outputs)
 
 
-# The skew of scores whose range is symmetric: where a mask hides is the lowest code, and a symmetric
-# range would end one code above that of int8.
+# The skew of scores whose range is symmetric: where a mask hides is the lowest code of int8, and a
+# symmetric range would end one code above it.
 _TO_THE_END = -(2.0**-8)
 # A score that is so much below the largest of its row gets a twelfth of a probability's code.
 _FAR_BELOW = 8.0

@@ -156,7 +156,7 @@ def test_calls_of_one_layer_with_other_masks_are_refused_by_name():
         layer = _heads(2, 4)
         return layer(layer(x, x, x, VISIBLE), x, x, np.ones_like(VISIBLE))
 
-    with pytest.raises(PlacementError, match="attention: .*in the same way each time"):
+    with pytest.raises(PlacementError, match=r"attention: .*in the same way each time"):
         sat_tf.quantize_model(_model(twice), W8A8)
 
 
