@@ -4,6 +4,7 @@ No framework is imported: layers of Keras 3 run where TensorFlow and tf_keras ar
 makes its classes of these by `class_of`, and registers them and the functions under one name.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -189,7 +190,11 @@ class OfSeveralTensors(_Layer):
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """The output of the layer."""
-        return self._on(self.layer, inputs, **training_argument(self.layer.call, training))
+        options = training_argument(self.layer.call, training)
+        by_place = len(self.arguments[0])
+        if "training" in list(inspect.signature(self.layer.call).parameters)[:by_place]:
+            options = {}
+        return self._on(self.layer, inputs, **options)
 
     def _on(self, function: Callable[..., Any], inputs: Any, **options: Any) -> Any:
         tensors = inputs if isinstance(inputs, list | tuple) else [inputs]

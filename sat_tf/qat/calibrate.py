@@ -40,7 +40,7 @@ from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quanti
 from sat_tf.quantizers.best_levels import best_observed_range, best_range_of_logits
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
-from sat_tf.quantizers.values import Function, itself
+from sat_tf.quantizers.values import SKEW, Function, itself
 
 _FEW_IMAGES = 32
 # Mean deviation, in standard deviations, up to which statistics count as those of the images: 64
@@ -226,6 +226,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
     samples: dict[str, Sample] = {}
     preprocessed: dict[str, np.ndarray] = {}
     in_use = in_inference(network)
+    scores = _scores(in_use)
 
     def sampled(node: Node, input_parts: Iterator[Any]) -> Parts:
         quantizer = clipping_quantizer(node.layer)
@@ -239,7 +240,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
         tensors = input_twins or outputs
-        if _is_for_softmax_alone(in_use, node):
+        if node.name in scores:
             tensors = list(map(_told_apart_by_softmax, tensors))
         samples[node.name].take(tensors)
         if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
@@ -256,6 +257,8 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
             if sample.largest > 0.0:
                 layer = network[name].layer
                 best = layer.quantize_config.output.best_range(sample.sampled)
+                if name in scores and best.get(SKEW) == 0.0:
+                    best[SKEW] = _TO_THE_END
                 for of, value in best.items():
                     variable = layer.output_variables[of]
                     constraint = variable.constraint or tf.identity
@@ -295,14 +298,25 @@ def _function_behind(in_use: Network, node: Node) -> Function:
     return lambda values: activation(tf.constant(values)).numpy()
 
 
-def _is_for_softmax_alone(in_use: Network, node: Node) -> bool:
-    readers = in_use.consumers(node.name)
-    is_inside = readers and node.name not in in_use.outputs
-    return bool(is_inside) and all(layer_kinds.is_softmax(inner_layer(r.layer)) for r in readers)
+def _scores(in_use: Network) -> frozenset[str]:
+    """The tensors that nothing but a softmax reads, in a model that multiplies matrices."""
+    if all(layer_kinds.role_of(inner_layer(n.layer)) is not Role.MATRIX_PRODUCT for n in in_use):
+        return frozenset()
+    readers = {node.name: in_use.consumers(node.name) for node in in_use}
+    return frozenset(
+        name
+        for name, of_tensor in readers.items()
+        if of_tensor and all(layer_kinds.is_softmax(inner_layer(r.layer)) for r in of_tensor)
+    ).difference(in_use.outputs)
 
 
+# The skew of scores whose range is symmetric: where a mask hides is the lowest code of int8, and a
+# symmetric range would end one code above it.
+_TO_THE_END = -(2.0**-8)
 # A score that is so much below the largest of its row gets a twelfth of a probability's code.
 _FAR_BELOW = 8.0
+# Below this, float32 does not tell scores apart whose distance is that.
+_HIDDEN = -(2.0**26)
 
 
 def _told_apart_by_softmax(scores: tf.Tensor) -> tf.Tensor:
@@ -312,7 +326,12 @@ def _told_apart_by_softmax(scores: tf.Tensor) -> tf.Tensor:
     below them would let hidden places through.
     """
     largest = tf.reduce_max(scores, axis=-1, keepdims=True)
-    return tf.maximum(scores, largest - tf.cast(_FAR_BELOW, scores.dtype))
+    lowest = largest - tf.cast(_FAR_BELOW, scores.dtype)
+    # A mask may hide whole rows: then they are nothing but codes that saturate.
+    is_hidden = largest < tf.cast(_HIDDEN, scores.dtype)
+    of_others = tf.reduce_min(tf.where(is_hidden, scores.dtype.max, lowest))
+    of_others = tf.where(tf.reduce_all(is_hidden), tf.zeros_like(of_others), of_others)
+    return tf.where(is_hidden, of_others, tf.maximum(scores, lowest))
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:

@@ -357,6 +357,7 @@ def _start(
     behind_layer, around = not in_front_of, not in_front_of and name in demands.around
     # XNNPACK multiplies by matrices of codes with the zero point 0 alone.
     is_factor = behind_layer and "factor" in demands.of[name].values()
+    is_factor = is_factor and not layer_kinds.is_softmax(layer)  # its kernel has a grid of its own
     has_own_reach = is_function and not layer_kinds.keeps_range(layer)
     # A gated swish, or the mean of one, reaches no further below 0 than the swish.
     reaches = behind_layer and (has_own_reach or (negative and reach.has_lowest_alone))

@@ -28,7 +28,8 @@ def _batch_product(call: Call) -> np.ndarray:
     )
     sums = (x_codes.astype(np.float64) @ y_codes.astype(np.float64)).astype(np.int64)  # exact
     x_scale, y_scale, output_scale = call.grid(0).scale, call.grid(1).scale, call.output.scale
-    if call.kernels in XNNPACK_SETS:
+    # XNNPACK leaves other matrices than those with the zero point 0 to the builtin kernels.
+    if call.kernels in XNNPACK_SETS and call.grid(1).zero_point == 0:
         work = LinearWork("BATCH_MATMUL", depth=x_codes.shape[-1])
         scales = x_scale, np.asarray(y_scale), output_scale
         return stored_codes(call.kernels.linear(work, sums, scales), call.output)

@@ -15,7 +15,7 @@ from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.tensors import Activation, Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layer_drafts, layers
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -434,6 +434,10 @@ class _Tracer:
         elif isinstance(quantizer, ActivationQuantizer):
             unit_free = layers.is_unit_free(self.network, node)
             codes = layers.codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
+            # Around the zero point 0, int8 itself does not clip where a rectifier does.
+            if layer_kinds.rectifies(inner_layer(node.layer)) and codes.lowest < codes.zero_point:
+                is_six = layer_kinds.rectifier_ceiling(inner_layer(node.layer)) == 6.0
+                codes = codes.clipped(Activation.SIX if is_six else Activation.RELU)
         else:
             return draft
         return Materialized(self.builder.materialize(draft, _output(node, codes)))

@@ -75,8 +75,9 @@ KINDS: Kinds = {
     StopGradient: _IDENTITY,
     L.MultiHeadAttention: LayerKind(
         quantized=False,
-        fix="sat-tf takes it over sequences, with a mask that is constant or causal, or with none, "
-        "and without return_attention_scores and activity_regularizer",
+        fix="sat-tf takes it over sequences, without a mask, or over ones of fixed lengths with "
+        "one of 0 and 1 that is constant or causal, and without return_attention_scores and "
+        "activity_regularizer",
         keras3=SAME,
     ),
     L.Attention: LayerKind(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.graph.operations.operation import (
+    MOST_AXES,
     Finder,
     OldCall,
     OperationKind,
@@ -55,7 +56,7 @@ def _matrices(call: OldCall) -> Replacement | None:
     is_plain = not any(call.argument(place, name) for name, place in places.items())
     if not (is_plain and is_keras(x) and is_keras(y)) or x.dtype != y.dtype:
         return None
-    if len(x.shape) != len(y.shape) or len(x.shape) < 3:
+    if len(x.shape) != len(y.shape) or not 3 <= len(x.shape) <= MOST_AXES:
         return None
     transposed = bool(call.argument(3, "transpose_b", False))
     return Replacement([x, y], [new_layer("MatrixProduct", transposed)], takes_list=True)
@@ -371,13 +372,13 @@ def _activated(name: str, *calls: str) -> OperationKind:
 _LARGER = _Clipping(partial(_ends_of_extremum, True), "Maximum")
 _SMALLER = _Clipping(partial(_ends_of_extremum, False), "Minimum")
 _MATRICES = (
-    "sat-tf multiplies two tensors of one rank, the second transposed by transpose_b or not; "
-    "transpose the first by tf.transpose, and multiply by constants in a Dense"
+    "sat-tf multiplies two tensors of one rank, of 3 to 5, the second transposed by transpose_b or "
+    "not; transpose the first by tf.transpose, and multiply by constants in a Dense"
 )
 _CLIPPED = "sat-tf takes two tensors, or a tensor and one number"
 _SUMMED = (
-    "sat-tf takes tensors of one rank, and numbers: one, one a channel, or a map as large as an "
-    "image"
+    "sat-tf takes tensors of one rank, and finite numbers: one, one a channel, or a map as large "
+    "as an image"
 )
 
 # Functions that have one name in TensorFlow and Keras 3, and no layers.

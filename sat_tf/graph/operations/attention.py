@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.graph.operations.operation import (
+    MOST_AXES,
     Finder,
     NewLayer,
     OldCall,
@@ -27,15 +28,19 @@ from sat_tf.graph.operations.operation import (
 def _alone_or_alike(find: Finder) -> Finder:
     """Leaves a layer as it is whose calls differ: they share the layers that replace it."""
 
-    def form(node: Any) -> Any:
-        options = {
-            name: "tensor" if is_keras(v) else v if isinstance(v, bool | int | None) else id(v)
-            for name, v in node.call_kwargs.items()
-        }
-        return options, len(node.call_args), [tuple(tensor.shape) for tensor in node.keras_inputs]
+    def form(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return list(map(form, value))
+        if is_keras(value):
+            return tuple(value.shape)
+        return value if isinstance(value, bool | int | None) else id(value)
 
     def found(call: OldCall) -> Replacement | None:
-        forms = [form(node) for node in call.nodes if node.layer is call.layer]
+        forms = [
+            (form(node.call_args), {name: form(value) for name, value in node.call_kwargs.items()})
+            for node in call.nodes
+            if node.layer is call.layer
+        ]
         return find(call) if all(other == forms[0] for other in forms) else None
 
     return found
@@ -67,8 +72,12 @@ def _parts(equation: str) -> tuple[str, str, str] | None:
     None where it is no matrix product of the last axes: the kernel's first axes are the last ones
     of the tensor, and its last axes those of the result, in this order.
     """
-    operands, _, result = equation.replace(" ", "").replace("...", "").partition("->")
+    operands, _, result = equation.replace(" ", "").partition("->")
     tensor, _, kernel = operands.partition(",")
+    if tensor.startswith("..."):  # axes in front of the others, not behind them
+        tensor, result = tensor.removeprefix("..."), result.removeprefix("...")
+    if "." in tensor + kernel + result:
+        return None
     summed = "".join(axis for axis in kernel if axis not in result)
     new = "".join(axis for axis in kernel if axis in result)
     kept = tensor.removesuffix(summed)
@@ -108,18 +117,21 @@ def _einsum_dense(call: OldCall) -> Replacement | None:
     return Replacement([tensor], layers)
 
 
-# The summand of scores that a mask hides, as Keras has it.
-_HIDDEN = np.float32(-1e9)
+def _hidden(layer: Any, mask: Any, is_causal: bool, query: Any, value: Any) -> Any:
+    """The summands of a constant mask, the same for all heads; None where it is no constant.
 
-
-def _hidden(mask: Any, is_causal: bool, rows: int | None, columns: int | None) -> Any:
-    """The summands of a constant mask, the same for all heads; None where it is no constant."""
+    Of float masks, those of 0 and 1 are taken.
+    """
+    rows, columns = query.shape[1], value.shape[1]
     if rows is None or columns is None or is_keras(mask):
         return None
     visible = np.ones((1, rows, columns), bool)
     if mask is not None:
         values = np.asarray(mask)
+        values = values[np.newaxis] if values.ndim == 2 else values
         if values.ndim != 3 or values.dtype.kind not in "bfiu" or len(values) != 1:
+            return None
+        if not np.all((values == 0) | (values == 1)):
             return None
         try:
             visible = visible & np.broadcast_to(values.astype(bool), visible.shape)
@@ -127,25 +139,25 @@ def _hidden(mask: Any, is_causal: bool, rows: int | None, columns: int | None) -
             return None
     if is_causal:
         visible = visible & np.tril(visible)
-    return np.where(visible, np.float32(0.0), _HIDDEN)
+    summand = np.float32(-65504.0 if layer.compute_dtype == "float16" else -1e9)  # as in Keras
+    return np.where(visible, np.float32(0.0), summand)
 
 
 def _heads(call: OldCall) -> Replacement | None:
     """The layers of a MultiHeadAttention over sequences."""
     layer = call.layer
-    names = ("query", "value", "key", "attention_mask", "return_attention_scores")
-    query, value, key, mask, scores = (
-        call.argument(place, name) for place, name in enumerate(names)
+    names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
+    query, value, key, mask, scores, training, is_causal = (
+        call.argument(place, name) for place, name in enumerate((*names, "use_causal_mask"))
     )
-    is_causal = bool(call.node.call_kwargs.get("use_causal_mask", False))
     key = value if key is None else key
     tensors = [query, key, value]
     if not all(map(is_keras, tensors)) or any(len(tensor.shape) != 3 for tensor in tensors):
         return None
-    if scores or call.node.call_kwargs.get("training"):
+    if scores or training:
         return None
     is_masked = is_causal or mask is not None
-    hidden = _hidden(mask, is_causal, query.shape[1], value.shape[1]) if is_masked else None
+    hidden = _hidden(layer, mask, is_causal, query, value) if is_masked else None
     if is_masked and hidden is None:
         return None
     if layer.activity_regularizer is not None or len(layer._output_dense.kernel.shape) != 3:
@@ -186,15 +198,17 @@ def _heads(call: OldCall) -> Replacement | None:
 
 def _attention(call: OldCall) -> Replacement | None:
     """The layers of an Attention that multiplies queries and keys as they are."""
-    layer, options = call.layer, call.node.call_kwargs
-    query, value, *keys = call.node.call_args[0]
+    layer = call.layer
+    names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
+    (query, value, *keys), mask, training, scores, is_causal = (
+        call.argument(place, name) for place, name in enumerate(names)
+    )
     tensors = [query, value, *keys]
     is_plain = layer.score_mode == "dot" and not layer.use_scale
-    is_plain = is_plain and not any(options.get(n) for n in ("mask", "return_attention_scores"))
-    if not is_plain or options.get("training") or any(len(t.shape) != 3 for t in tensors):
+    is_plain = is_plain and not any((mask, training, scores))
+    if not is_plain or any(len(t.shape) != 3 for t in tensors):
         return None
-    is_causal = bool(options.get("use_causal_mask", False))
-    hidden = _hidden(None, is_causal, query.shape[1], value.shape[1]) if is_causal else None
+    hidden = _hidden(layer, None, True, query, value) if is_causal else None
     if is_causal and hidden is None:
         return None
     layers = [new_layer("MatrixProduct", True, suffix="scores", reads=(0, len(tensors) - 1))]
@@ -230,7 +244,7 @@ def _einsum(call: OldCall) -> Replacement | None:
         return None
     inputs, _, result = equation.replace(" ", "").partition("->")
     first, _, second = inputs.partition(",")
-    fits = all(
+    fits = len(operands[0].shape) <= MOST_AXES and all(
         axes.isalpha() and len({*axes}) == len(axes) == len(tensor.shape)
         for axes, tensor in zip((first, second), operands, strict=True)
     )

@@ -97,6 +97,8 @@ class Replacement:
         return outputs if len(outputs) > 1 else outputs[0]
 
 
+# The most axes of tensors, with the batch, whose matrices TFLite multiplies.
+MOST_AXES = 5
 # Finds the replacement of a call; None where it stays.
 Finder = Callable[[OldCall], Replacement | None]
 

@@ -46,13 +46,20 @@ ATTENTION = {
     "of three": lambda x, y: _heads(1, 4, dropout=0.2)(x, y, key=x),
     "causal": lambda x, y: _heads(2, 4)(x, y, use_causal_mask=True),
     "masked": lambda x, y: _heads(2, 4)(x, x, attention_mask=tf.constant(VISIBLE, tf.bool)),
+    "causal, by place": lambda x, y: _heads(2, 4)(x, y, None, None, False, None, True),
+    "masked in two axes": lambda x, y: _heads(2, 4)(x, x, attention_mask=np.asarray(VISIBLE[0])),
     "twice": _twice,
     "without projections": lambda x, y: L.Attention(dropout=0.2)([x, y]),
+    "causal without projections, by place": lambda x, y: L.Attention()(
+        [x, y], None, None, False, True
+    ),
     "causal without projections": lambda x, y: L.Attention()([x, y, x], use_causal_mask=True),
 }
 PRODUCTS = {
     "matmul": lambda x, y: tf.matmul(x, y, transpose_b=True),
     "matmul, scaled": lambda x, y: tf.nn.softmax(tf.matmul(x, _turned(y)) / 3.0) @ y,
+    "by rectified rows": lambda x, y: tf.matmul(x, tf.nn.relu(y), transpose_b=True),
+    "by rows up to 6": lambda x, y: tf.matmul(x, tf.nn.relu6(9.0 * y), transpose_b=True),
     "rows by rows": lambda x, y: L.Dot(2)([x, y]),
     "columns by columns": lambda x, y: L.Dot((1, 1))([x, y]),
     "columns by rows": lambda x, y: L.Dot((1, 2))([x, _turned(y)]),
@@ -71,10 +78,15 @@ LEFT_FLOAT = {
     "images": lambda x, y: _heads(2, 4, attention_axes=(1, 2))(
         *(L.Reshape((2, 3, WIDTH))(t) for t in (x, y))
     ),
+    "a mask of parts": lambda x, y: _heads(2, 4)(x, y, attention_mask=VISIBLE / 2.0),
     "a trained scale": lambda x, y: L.Attention(use_scale=True)([x, y]),
     "normalized": lambda x, y: L.Dot(2, normalize=True)([x, y]),
     "a trace": lambda x, y: tf.einsum("bid,bid->bi", x, y)[..., None],
     "another order": lambda x, y: L.EinsumDense("abc,cd->adb", (5, None))(x),
+    "axes behind": lambda x, y: L.EinsumDense("ab...,bc->ac...", (LENGTH, None))(x[:, :, :LENGTH]),
+    "of six axes": lambda x, y: L.Flatten()(
+        tf.matmul(*(L.Reshape((2, 3, 2, 2, 2))(t) for t in (x, y)))
+    ),
     "a shared bias": lambda x, y: L.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="e")(x),
     "its transpose": lambda x, y: tf.matmul(x, y, transpose_a=True),
 }
@@ -104,6 +116,48 @@ def test_it_is_computed_on_codes_and_all_codes_of_the_file_are_those_trained(nam
     if name in ATTENTION:
         operators = [operation.operators[0] for operation in deployed(quantized).operations]
         assert operators.count("BATCH_MATMUL") == 2 * operators.count("SOFTMAX") > 0
+
+
+# XNNPACK leaves these products to the builtin kernels, which round differently.
+@pytest.mark.parametrize("name", ["itself", "a softmax"])
+def test_a_product_by_codes_with_another_zero_point_is_proved(name, path):
+    rows = keras.Input((LENGTH, WIDTH), name="rows")
+    factor = rows if name == "itself" else tf.nn.softmax(L.Dense(WIDTH)(rows))
+    y = tf.matmul(rows, factor, transpose_b=True)
+    model = keras.Model(rows, L.Dense(3, name="end")(L.Flatten(name="flat")(y)), name="net")
+    quantized = calibrated(model, W8A8, ROWS + 0.5)
+    _, certificate = proved(quantized, path, ROWS + 0.5, runtimes=["xnnpack", "builtin"])
+    assert not certificate.float_layers
+    assert certificate.trained_differing < 0.01
+
+
+@pytest.mark.parametrize("lowest", [-1e9, np.finfo(np.float32).min])
+def test_rows_that_a_mask_hides_leave_the_range_to_the_others(lowest, path):
+    hidden = np.where(np.tril(np.ones((LENGTH, LENGTH), bool), -1), 0.0, lowest)
+    model = _model(
+        lambda x, y: (
+            tf.nn.softmax(tf.matmul(x, y, transpose_b=True) + hidden.astype(np.float32)) @ y
+        )
+    )
+    quantized = calibrated(model, W8A8, ROWS)
+    _, certificate = proved(quantized, path, ROWS)
+    assert certificate.trained_differing < 0.002
+    assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+
+
+def test_a_call_in_training_mode_by_place_stays_float():
+    model = _model(lambda x, y: _heads(2, 4, dropout=0.5)(x, y, None, None, False, True))
+    with pytest.raises(PlacementError, match="sat-tf takes it over sequences"):
+        sat_tf.quantize_model(model, W8A8)
+
+
+def test_calls_of_one_layer_with_other_masks_are_refused_by_name():
+    def twice(x, y):
+        layer = _heads(2, 4)
+        return layer(layer(x, x, x, VISIBLE), x, x, np.ones_like(VISIBLE))
+
+    with pytest.raises(PlacementError, match=r"attention: .*in the same way each time"):
+        sat_tf.quantize_model(_model(twice), W8A8)
 
 
 @pytest.mark.thorough
