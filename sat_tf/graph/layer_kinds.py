@@ -198,9 +198,12 @@ def keeps_range(layer: keras.layers.Layer) -> bool:
     return function_of(layer).keeps_range(layer)
 
 
-def native_of(layer: keras.layers.Layer) -> NativeFunction | None:
-    """The operator of NPUs for a layer's function, or None."""
-    return function_of(layer).native(layer)
+def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> NativeFunction | None:
+    """The operator for a layer's function on codes, or None.
+
+    NPUs have many. Of the others, CPUs compute a softmax alone without a table of codes.
+    """
+    return function_of(layer).native(layer) if is_npu or is_softmax(layer) else None
 
 
 # -- several tensors, several places ---------------------------------------------------------------

@@ -29,6 +29,7 @@ def _of_both(shared: type) -> Any:
 
 Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
+MatrixProduct = _of_both(shared_layers.MatrixProduct)
 
 
 @_layer

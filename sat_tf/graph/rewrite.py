@@ -114,10 +114,8 @@ def _weighted_sum(call: OldCall) -> Replacement | None:
     scale = float(call.layer.scale)
     if scale == 0.0 or not math.isfinite(scale):
         return None
-    front = new_layer(Scaling, "x * c", scale, suffix="scale")
-    return Replacement(
-        list(call.node.call_args[0]), [new_layer(L.Add)], takes_list=True, fronts={1: front}
-    )
+    scaled = new_layer(Scaling, "x * c", scale, suffix="scale", reads=(1,))
+    return Replacement(list(call.node.call_args[0]), [scaled, new_layer(L.Add, reads=(0, 2))])
 
 
 def _of_config(factory: Any, settings: dict[str, Any], weights: Any, suffix: str = "") -> NewLayer:
@@ -338,17 +336,7 @@ class _Rewriter:
             x = layers[0](*args, **kwargs)
             copied_weights(call.layer, layers[0])
             return x
-        tensors = [self.made[id(source)] for source in replacement.sources]
-        for place, layer in zip(replacement.fronts, layers, strict=False):
-            tensors[place] = layer(tensors[place])
-        x = tensors if replacement.takes_list else tensors[0]
-        if replacement.beside:
-            return [layer(x) for layer in layers]
-        for layer, new in zip(layers[len(replacement.fronts) :], replacement.layers, strict=True):
-            x = layer(x)
-            if new.weights:
-                layer.set_weights(new.weights)
-        return x
+        return replacement.called(layers, [self.made[id(each)] for each in replacement.sources])
 
     def _layers(self, call: OldCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
         """New layers for a call; the same ones for each call of one layer."""
@@ -360,7 +348,7 @@ class _Rewriter:
             else:
                 new_layers = [
                     new.layer(name=self._name(new.suffix, call.layer.name), dtype=call.dtype)
-                    for new in (*replacement.fronts.values(), *replacement.layers)
+                    for new in replacement.layers
                 ]
             for layer in new_layers:
                 layer.trainable = call.layer.trainable
@@ -403,8 +391,7 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
     tensor = call.node.call_args[0]
     if name in _SWISHES:
         gate = new_layer("Activation", "sigmoid", suffix="sigmoid")
-        product = [new_layer("Multiply")]
-        return Replacement([tensor, tensor], product, takes_list=True, fronts={1: gate})
+        return Replacement([tensor], [gate, new_layer("Multiply", reads=(0, 1))])
     if name not in _HARD_SIGMOIDS:
         return None
     slope, offset = _HARD_SIGMOIDS[name]

@@ -132,6 +132,36 @@ class Slice(_Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
+class MatrixProduct(_Layer):
+    """The product x · y of two tensors of matrices, which are their last two axes.
+
+    With `transposed`, it is x · yᵀ.
+    """
+
+    def __init__(self, transposed: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.transposed = transposed
+
+    def call(self, inputs: Any) -> Any:
+        """The product of two tensors, in a list."""
+        x, y = inputs
+        n = namespace(y)
+        if self.transposed:
+            *axes, rows, columns = range(len(y.shape))
+            y = n.transpose(y, [*axes, columns, rows])
+        return n.matmul(x, y)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The rows of the first matrices and the columns of the second, behind the other axes."""
+        (*axes, rows, _), (*other_axes, y_rows, y_columns) = map(tuple, input_shape)
+        columns = y_rows if self.transposed else y_columns
+        outer = [b if a == 1 else a for a, b in zip(axes, other_axes, strict=True)]
+        return (*outer, rows, columns)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "transposed": self.transposed}
+
+
 class StopGradient(_Layer):
     """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`."""
 

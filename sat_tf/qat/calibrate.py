@@ -232,7 +232,10 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                 input_twins.append(quantizer.float_twin(inputs))
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
-        samples[node.name].take(input_twins or outputs)
+        tensors = input_twins or outputs
+        if _is_for_softmax_alone(in_use, node):
+            tensors = list(map(_told_apart_by_softmax, tensors))
+        samples[node.name].take(tensors)
         if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
             before = preprocessed.get(node.name, np.zeros(0, np.float32))
             values = np.unique(np.concatenate([before, *map(np.ravel, outputs)]))
@@ -284,6 +287,26 @@ def _function_behind(in_use: Network, node: Node) -> Function:
         return itself
     activation = readers[0].activation
     return lambda values: activation(tf.constant(values)).numpy()
+
+
+def _is_for_softmax_alone(in_use: Network, node: Node) -> bool:
+    readers = in_use.consumers(node.name)
+    is_inside = readers and node.name not in in_use.outputs
+    return bool(is_inside) and all(layer_kinds.is_softmax(inner_layer(r.layer)) for r in readers)
+
+
+# A score that is so much below the largest of its row gets a twelfth of a probability's code.
+_FAR_BELOW = 8.0
+
+
+def _told_apart_by_softmax(scores: tf.Tensor) -> tf.Tensor:
+    """Raises scores, also those that a mask has hidden, to where a softmax still tells them apart.
+
+    A range down to minus infinity would cost the others their resolution, and one without room
+    below them would let hidden places through.
+    """
+    largest = tf.reduce_max(scores, axis=-1, keepdims=True)
+    return tf.maximum(scores, largest - tf.cast(_FAR_BELOW, scores.dtype))
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:

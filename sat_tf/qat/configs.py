@@ -129,7 +129,7 @@ class PlacedConfig(_ConfigOfScheme):
     def native_of(self, layer: keras.layers.Layer) -> NativeFunction | None:
         """The operator by which the processor of the file computes the layer's function, if any."""
         is_npu = self.target is not None and PROCESSORS[self.target].native
-        return layer_kinds.native_of(layer) if is_npu else None
+        return layer_kinds.native_of(layer, is_npu=is_npu)
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""

@@ -40,7 +40,7 @@ from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 # Layers of other roles keep codes, cannot be integers, or are left float on purpose.
 _INTEGERS_IF_ANNOTATED = (
     *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
-    *(Role.CONCATENATION, Role.MEAN, Role.FUNCTION),
+    *(Role.CONCATENATION, Role.MEAN, Role.FUNCTION, Role.MATRIX_PRODUCT),
 )
 # Files compute these on codes where a quantizer is inserted between them and all their readers.
 _INTEGERS_IF_READ_AS_CODES = (
@@ -378,7 +378,7 @@ def _warn_of_float_layers(
             reached.add(node.name)
             if not is_integer(node):
                 floats.add(node.name)
-                native = policy.processor.native and layer_kinds.native_of(node.layer)
+                native = layer_kinds.native_of(node.layer, is_npu=policy.processor.native)
                 if native or not reads_floats(node.layer):
                     names[node.layer.name] = None
     if names:

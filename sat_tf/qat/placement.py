@@ -36,8 +36,12 @@ _FOLDS_INTO = {
 }
 # Integer kernels compute these even where their output stays float.
 _BY_INTEGERS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.AFFINE, Role.RECTIFIER)
-_STREAMS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN)  # without a rectifier
-_SATURATE_AT_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
+_STREAMS = (  # without a rectifier
+    *(Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN, Role.MATRIX_PRODUCT),
+)
+_SATURATE_AT_8_BITS = (
+    *(Role.SUM, Role.PRODUCT, Role.MATRIX_PRODUCT, Role.CONCATENATION, Role.MEAN),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +289,7 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
         return _Grid(bits)
     # It may stay float here; the export needs its range if integer kernels compute it.
     observed = role in _BY_INTEGERS or layer_kinds.averages_windows(node.layer)
-    if "stream" in kinds or ("linear" in kinds and not floats):
+    if kinds & {"stream", "factor"} or ("linear" in kinds and not floats):
         if stream_bits and not floats and roles.policy.activation_bits is not None:
             return _Grid(stream_bits, is_stream=True)
     elif kinds == {"output"}:
@@ -336,6 +340,8 @@ def _start(
     ranges, is_function = roles.ranges, roles.of[name] is Role.FUNCTION
     negative, reach = ranges.is_negative(name), ranges.reach(name)
     behind_layer, around = not in_front_of, not in_front_of and name in demands.around
+    # XNNPACK multiplies by matrices of codes with the zero point 0 alone.
+    is_factor = behind_layer and "factor" in demands.of[name].values()
     has_own_reach = is_function and not layer_kinds.keeps_range(layer)
     # A gated swish, or the mean of one, reaches no further below 0 than the swish.
     reaches = behind_layer and (has_own_reach or (negative and reach.has_lowest_alone))
@@ -345,9 +351,9 @@ def _start(
     is_requantized = not behind_layer and bits < 8
     request = protocol.ActivationRequest(
         num_bits=bits,
-        signed=negative,
-        reach=reach if reaches else None,
-        skews=policy.stream_bits is not None and not around and not is_requantized,
+        signed=negative or is_factor,
+        reach=reach if reaches and not is_factor else None,
+        skews=policy.stream_bits is not None and not (around or is_requantized or is_factor),
         ceiling=ranges.ceiling(name),
         gradient=policy.clipping_gradient,
         rate=policy.clipping_level_rate,

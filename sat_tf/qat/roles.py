@@ -18,7 +18,7 @@ from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
 
 # The kinds of demands; readers without activation bits read "float".
 FLOATS = frozenset(("float", "left float"))
-INTEGERS = frozenset(("linear", "stream"))
+INTEGERS = frozenset(("linear", "stream", "factor"))
 _OUTPUT = "output"
 _DEMANDS = {Role.LINEAR: "linear", Role.SOFTMAX: _OUTPUT, Role.OPAQUE: "left float"}
 
@@ -57,9 +57,10 @@ class Roles:
 
     def native(self, name: str) -> NativeFunction | None:
         """The operator by which the processor of the policy computes a layer's function."""
-        if not self.policy.processor.native or self.of[name] is not Role.FUNCTION:
+        if self.of[name] is not Role.FUNCTION:
             return None
-        return layer_kinds.native_of(self.network[name].layer)
+        is_npu = self.policy.processor.native
+        return layer_kinds.native_of(self.network[name].layer, is_npu=is_npu)
 
     @property
     def ranges(self) -> ValueRanges:
@@ -82,6 +83,8 @@ class Roles:
                 demands |= self.demands(reader.name)
             elif role is Role.LINEAR and self.policies[reader.name].activation_bits is None:
                 demands[reader.name] = "float"
+            elif role is Role.MATRIX_PRODUCT and reader.inputs[1] == name:
+                demands[reader.name] = "factor"
             else:
                 demands[reader.name] = _DEMANDS.get(role, "stream")
         return demands

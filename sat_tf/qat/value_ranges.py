@@ -52,6 +52,12 @@ class PixelRanges(dict[str, tuple[float, float]]):
                 self[node.name] = float(np.min(ends)), float(np.max(ends))
 
 
+# An output of these has the signs of what they read.
+_SIGNED_BY_INPUTS = (
+    *(Role.SUM, Role.PRODUCT, Role.MATRIX_PRODUCT, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT),
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValueRanges:
     """Signs and maxima of the outputs of layers."""
@@ -82,7 +88,7 @@ class ValueRanges:
             # The sign of the input if the function keeps it; otherwise the function's own.
             keeps = layer_kinds.keeps_sign(node.layer) and not self.is_negative(node.inputs[0])
             return not keeps and layer_kinds.reach_of(node.layer).is_negative
-        if role in (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT):
+        if role in _SIGNED_BY_INPUTS:
             return self._combines_to_negative(node)
         if role is Role.SCALING:
             slope, offset = node.layer.affine()
@@ -257,6 +263,10 @@ class Spreads:
             quantiles = 0.5 * values * (1.0 + np.tanh(0.5 * values))
         elif role is Role.MEAN:
             quantiles = _mean(inputs[0], self._positions(node))
+        elif role is Role.MATRIX_PRODUCT:
+            first = self.network[node.inputs[0]]
+            depth = 0 if layer_kinds.is_softmax(first.layer) else first.shape[-1] or _USUAL_SIZE
+            quantiles = _matrix_product(inputs, depth)
         elif layer_kind.quantized and layer_kind.pooling and not layer_kind.pooling.mean:
             quantiles = _largest(inputs[0], self._positions(node))
         elif role in _MAKERS:
@@ -368,6 +378,19 @@ def _product(node: Node, inputs: Sequence[Spread]) -> _Array:
         high = high * np.abs(factor.values).max(axis=1)
     positive = all(np.all(spread.values >= 0.0) for spread in (first_factor, *other_factors))
     values = np.clip(_normal(mean, square - mean**2), -high[:, None], high[:, None])
+    return np.maximum(values, 0.0) if positive else values
+
+
+def _matrix_product(inputs: Sequence[Spread], depth: int) -> _Array:
+    """Sums of so many products; with a depth of 0, means of the second factor, weighted to 1."""
+    first, second = inputs
+    if not depth:
+        return second.values
+    means = [np.mean(spread.mean) for spread in inputs]
+    squares = [np.mean(spread.variance + spread.mean**2) for spread in inputs]
+    mean, square = np.prod(means), np.prod(squares)
+    values = _normal(np.array([depth * mean]), np.array([depth * (square - mean**2)]))
+    positive = np.all(first.values >= 0.0) and np.all(second.values >= 0.0)
     return np.maximum(values, 0.0) if positive else values
 
 

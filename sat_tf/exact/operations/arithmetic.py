@@ -119,10 +119,11 @@ def _product(call: Call) -> np.ndarray:
 
 _LOGARITHMS = Codes(np.float32(1 / 16), 127)
 _PRELU = Written(1, "", ("slopes",))
+_BATCH_PRODUCT = Written(2, "BatchMatMulOptions", tensors=2)
 # A row has the names of the options that its rule reads.
 ROWS = (
     Row("PRELU", _sloped, (), "it multiplies codes by one rule", written=_PRELU),
-    Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY")),
+    Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY"), written=_BATCH_PRODUCT),
     Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),
     Row("DIV", _quotient, same_because=_IN_INTEGERS),
     Row("SQUARED_DIFFERENCE", _squared_difference, same_because=_IN_INTEGERS),

@@ -322,7 +322,8 @@ class Written(NamedTuple):
     # The function that gives the constants and options of a layer's move, from the shape that it
     # reads, without the batch dimension, and the arguments of the move.
     settings: Callable[..., Settings] = lambda shape: ([], {})
-    joins: bool = False  # Whether it reads any number of tensors, and not one.
+    joins: bool = False  # Whether it reads any number of tensors.
+    tensors: int = 1  # The number of tensors that it reads, where that is fixed.
 
 
 class Row(NamedTuple):

@@ -110,9 +110,10 @@ class Tabled(Operation):
         super().expect_own_form(operator)
         written, constants = self.row.written, self.operands[len(self.inputs) :]
         expected = len(written.constants) if written else 0
-        is_one = len(self.inputs) == 1 or self.joins
-        if not is_one or len(constants) != expected or None in constants:
-            raise NotUnderstoodError(f"it does not read a tensor and {expected} constants")
+        count = written.tensors if written else 1
+        fits = len(self.inputs) == count or self.joins
+        if not fits or len(constants) != expected or None in constants:
+            raise NotUnderstoodError(f"it does not read {count} tensors and {expected} constants")
         if any(constant.grid and constant.grid.zero_point for constant in constants if constant):
             raise NotUnderstoodError("its constants have a zero point")
 
@@ -209,6 +210,12 @@ def moved(
 def joined(sources: Sequence[str], output: str, axis: int) -> Operation:
     """Returns the concatenation of tensors on one grid; the batch is not counted as an axis."""
     return Moved(tuple(sources), output, "CONCATENATION", options={"axis": axis + 1})
+
+
+def matrix_product(first: str, second: str, output: str, *, transposed: bool) -> Operation:
+    """Returns the product of matrices in two tensors, the second one transposed or not."""
+    options = {"adjX": False, "adjY": transposed}
+    return Computed((first, second), output, "BATCH_MATMUL", options=options)
 
 
 def sloped(source: str, output: str, slopes: np.ndarray, scale: np.float32) -> Operation:

@@ -15,7 +15,15 @@ from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, take
 from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
-from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped, table_of
+from sat_tf.exact.operations.tabled import (
+    Computed,
+    Reshape,
+    joined,
+    matrix_product,
+    moved,
+    sloped,
+    table_of,
+)
 from sat_tf.exact.operations.windows import LinearKind, placement
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
 from sat_tf.export.lowering.drafts import (
@@ -381,12 +389,23 @@ class SumWithMap(Draft):
         return np.asarray(self.codes * self.scale, np.float32)
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
-        """See `Draft`; a map of very small values gets a larger scale, as in `summand`."""
+        """See `Draft`; a map of very small values gets a larger scale, as in `summand`.
+
+        Values that saturate whatever they are added to, as those of a mask do, count as the least
+        of these: kernels take no larger scale.
+        """
         name, shape, codes = output.name, output.shape, output.codes
         if codes is None:
             source = builder.dequantized(self.inputs[0])
             return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
         scale, constant = self.scale, self.codes
+        (low, high), grid = codes.real_range, builder.codes(self.inputs[0])
+        ends = grid.real_range if grid else (low, high)
+        saturating = low - ends[1] - 2.0 * codes.real_scale, high - ends[0] + 2.0 * codes.real_scale
+        clipped = np.clip(self.values, *saturating)
+        if np.any(clipped != self.values):
+            scale = np.float32(np.max(np.abs(clipped)) / 127.0)
+            constant = np.rint(clipped / scale)
         if scale / codes.scale < _SMALLEST_SUMMAND:
             scale = np.float32(_COARSE_SUMMAND * codes.scale)
             constant = np.rint(self.values / scale)
@@ -427,6 +446,29 @@ class MeanOfTensors(Draft):
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = self.total.worst_range(codes_of)
         return low / len(self.inputs), high / len(self.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixProductDraft(Draft):
+    """The product of matrices in two tensors."""
+
+    inputs: tuple[str, ...]
+    transposed: bool  # Whether the second one is transposed.
+    call: Callable[..., FloatCall]  # The call of the layer itself on float tensors.
+
+    keeps_stream = True
+
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        if output.codes is None:
+            reals = tuple(map(builder.dequantized, self.inputs))
+            operation: Operation = FloatLayer(reals, output.name, (self.call(*reals),))
+        else:
+            first, second = self.inputs
+            operation = matrix_product(first, second, output.name, transposed=self.transposed)
+        return builder.add(operation, output.shape, output.codes)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        raise TypeError("a matrix product without an observed range.")
 
 
 class OnOneGrid(Draft):

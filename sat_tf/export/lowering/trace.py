@@ -271,6 +271,17 @@ class _Tracer:
             return layer_drafts.MeanOfTensors(sources)
         return PairDraft.of(_PAIRS[combination], sources)
 
+    def _matrix_product(self, node: Node) -> Draft:
+        sources = tuple(map(self._natural, node.inputs))
+        shapes = [self.builder.shape(name) for name in sources]
+        layer = layers.in_float32(node, shapes)
+        transposed = inner_layer(node.layer).transposed
+
+        def call(*tensors: str) -> FloatCall:
+            return FloatCall(call_name(node), node, layer, tensors)
+
+        return layer_drafts.MatrixProductDraft(sources, transposed, call)
+
     def _function(self, node: Node) -> Draft:
         rows, columns = (*_shape(node), 1, 1)[:2]
         if draft := self._rounding_to_input(node, ResizeBilinear((), "", (rows, columns))):
@@ -445,6 +456,7 @@ class _Tracer:
         ),
         Role.SUM: _combination,
         Role.PRODUCT: _combination,
+        Role.MATRIX_PRODUCT: _matrix_product,
         Role.CONCATENATION: _concatenation,
         Role.MEAN: _mean,
     }

@@ -28,6 +28,7 @@ class Role(enum.Enum):
     SCALING = "multiplication by a number, or sum with one"
     SUM = "sum"
     PRODUCT = "product"
+    MATRIX_PRODUCT = "matrix product"
     CONCATENATION = "tensors on one grid"  # also the largest or the smallest value of several
     MEAN = "mean"
     FUNCTION = "function"

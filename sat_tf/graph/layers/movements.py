@@ -197,6 +197,7 @@ KINDS: Kinds = {
     ),
     operation_layers.ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
     operation_layers.Scaling: LayerKind(Role.SCALING, keras3=SAME),
+    operation_layers.MatrixProduct: LayerKind(Role.MATRIX_PRODUCT, keras3=SAME),
     L.MaxPooling1D: _pooling(mean=False, on_images=L.MaxPooling2D),
     L.MaxPooling2D: _pooling(
         mean=False,

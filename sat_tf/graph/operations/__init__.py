@@ -4,7 +4,7 @@ An operation is one row: TensorFlow's calls, the layers of tf_keras that compute
 Keras 3's function, in both directions. No framework is imported: Keras 3 alone can read it.
 """
 
-from sat_tf.graph.operations import arithmetic, movements, pooling
+from sat_tf.graph.operations import arithmetic, attention, movements, pooling
 
 OPERATIONS = (*arithmetic.OPERATIONS, *movements.OPERATIONS, *pooling.OPERATIONS)
 
@@ -20,7 +20,7 @@ CLASSES = {
     if row.twin is not None
 }
 # Finders of replacements for tf_keras layers that stand for an operation, by the layers' names.
-LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
+LAYERS = {**arithmetic.LAYERS, **attention.LAYERS, **movements.LAYERS}
 
 
 def fix_of(function: str) -> str:

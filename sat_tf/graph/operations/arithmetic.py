@@ -44,6 +44,23 @@ def _layers_of_two(
     return _scaled(tensors[0], used_formula, y if is_keras(x) else x)
 
 
+# Arguments of tf.linalg.matmul that sat-tf takes at their default alone.
+_PLAIN = ("transpose_a", "adjoint_a", "adjoint_b", "a_is_sparse", "b_is_sparse", "output_type")
+
+
+def _matrices(call: OldCall) -> Replacement | None:
+    """The product of matrices in two tensors of one rank."""
+    x, y = call.argument(0, "a"), call.argument(1, "b")
+    places = {"transpose_a": 2} | {name: 3 + i for i, name in enumerate(_PLAIN[1:], start=1)}
+    is_plain = not any(call.argument(place, name) for name, place in places.items())
+    if not (is_plain and is_keras(x) and is_keras(y)) or x.dtype != y.dtype:
+        return None
+    if len(x.shape) != len(y.shape) or len(x.shape) < 3:
+        return None
+    transposed = bool(call.argument(3, "transpose_b", False))
+    return Replacement([x, y], [new_layer("MatrixProduct", transposed)], takes_list=True)
+
+
 def _scaled(tensor: Any, formula: str, number: Any) -> Replacement | None:
     values = constant_of(number)
     if values is None or values.ndim > len(tensor.shape):
@@ -353,6 +370,10 @@ def _activated(name: str, *calls: str) -> OperationKind:
 
 _LARGER = _Clipping(partial(_ends_of_extremum, True), "Maximum")
 _SMALLER = _Clipping(partial(_ends_of_extremum, False), "Minimum")
+_MATRICES = (
+    "sat-tf multiplies two tensors of one rank, the second transposed by transpose_b or not; "
+    "transpose the first by tf.transpose, and multiply by constants in a Dense"
+)
 _CLIPPED = "sat-tf takes two tensors, or a tensor and one number"
 _SUMMED = (
     "sat-tf takes tensors of one rank, and numbers: one, one a channel, or a map as large as an "
@@ -406,7 +427,7 @@ OF_TWO = (
         layers=partial(_layers_of_two, "", "x / c", None),
         synonyms=("TrueDivide",),
     ),
-    _two("matmul", "linalg.matmul", keras3=_matmul),
+    _two("matmul", "linalg.matmul", keras3=_matmul, fix=_MATRICES, layers=_matrices),
     _two("maximum", "math.maximum", fix=_CLIPPED, layers=_LARGER),
     _two("minimum", "math.minimum", fix=_CLIPPED, layers=_SMALLER),
     _two(

@@ -78,9 +78,10 @@ def _stacked(call: OldCall) -> Replacement | None:
     if len(tensors) < 2 or place == 0 or None in call.shape:
         return None
     shape = (*call.shape[: place - 1], 1, *call.shape[place:])
-    reshapes = [new_layer("Reshape", shape, suffix=f"part_{i}") for i in range(len(tensors))]
-    joined = [new_layer("Concatenate", place)]
-    return Replacement(list(tensors), joined, takes_list=True, fronts=dict(enumerate(reshapes)))
+    count = len(tensors)
+    parts = [new_layer("Reshape", shape, suffix=f"part_{i}", reads=(i,)) for i in range(count)]
+    joined = new_layer("Concatenate", place, reads=tuple(range(count, 2 * count)))
+    return Replacement(list(tensors), [*parts, joined])
 
 
 def _divided(drops_axis: bool, call: OldCall) -> Replacement | None:
@@ -95,10 +96,16 @@ def _divided(drops_axis: bool, call: OldCall) -> Replacement | None:
     ends = np.cumsum(sizes).tolist()
     dropped = [axis - 1] if drops_axis else []
     layers = [
-        new_layer("Slice", _slices(tensor, axis, *bounds, None), dropped, suffix=f"part_{index}")
+        new_layer(
+            "Slice",
+            _slices(tensor, axis, *bounds, None),
+            dropped,
+            suffix=f"part_{index}",
+            reads=(0,),
+        )
         for index, bounds in enumerate(zip([0, *ends], ends, strict=False))
     ]
-    return Replacement([tensor], layers, beside=True)
+    return Replacement([tensor], layers)
 
 
 def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:

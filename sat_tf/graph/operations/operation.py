@@ -5,7 +5,7 @@ the rows too; functions of rows take its module as an argument.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,18 +65,36 @@ class NewLayer:
     layer: Callable[..., Any]  # Creates the layer, given its name and dtype.
     suffix: str = ""  # The end of its name; "" for the name of the layer that it replaces.
     weights: Sequence[Any] = ()  # The layer's weights, in Keras's order.
+    # The numbers of the tensors that it reads: those of the replacement's sources, from 0 on, and
+    # then those of its layers. None: the output of the layer before it, or the sources.
+    reads: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """Layers in a row, or side by side."""
+    """Layers in a row, unless they say what they read; the outputs are those that none reads."""
 
-    sources: list[Any]  # The tensors that the first one reads.
+    sources: list[Any]  # The tensors that they read.
     layers: list[NewLayer]  # The layers.
     takes_list: bool = False  # The first one is called with a list.
-    # Layers between a source, by its index, and the first layer.
-    fronts: Mapping[int, NewLayer] = dataclasses.field(default_factory=dict)
-    beside: bool = False  # Each of the layers reads the source, and makes one of several outputs.
+
+    def called(self, layers: Sequence[Any], sources: Sequence[Any]) -> Any:
+        """The output of these layers, made for `layers`, on tensors; a list where it has several.
+
+        They get their weights.
+        """
+        tensors, read = [*sources], set[int]()
+        for new, layer in zip(self.layers, layers, strict=True):
+            is_first = len(tensors) == len(sources)
+            places = new.reads or (range(len(tensors)) if is_first else (len(tensors) - 1,))
+            inputs = [tensors[place] for place in places]
+            takes_list = len(inputs) > 1 or (is_first and self.takes_list)
+            tensors.append(layer(inputs if takes_list else inputs[0]))
+            read.update(places)
+            if new.weights:
+                layer.set_weights(new.weights)
+        outputs = [tensors[i] for i in range(len(sources), len(tensors)) if i not in read]
+        return outputs if len(outputs) > 1 else outputs[0]
 
 
 # Finds the replacement of a call; None where it stays.
@@ -93,7 +111,11 @@ def layer_class(name: str) -> Any:
 
 
 def new_layer(
-    layer: str | Callable[..., Any], *args: Any, suffix: str = "", **settings: Any
+    layer: str | Callable[..., Any],
+    *args: Any,
+    suffix: str = "",
+    reads: tuple[int, ...] | None = None,
+    **settings: Any,
 ) -> NewLayer:
     """A layer without weights."""
 
@@ -101,7 +123,7 @@ def new_layer(
         factory = layer_class(layer) if isinstance(layer, str) else layer
         return factory(*args, **settings, **options)
 
-    return NewLayer(make, suffix)
+    return NewLayer(make, suffix, reads=reads)
 
 
 def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replacement:

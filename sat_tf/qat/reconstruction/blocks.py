@@ -30,7 +30,7 @@ _FEWEST_COMPARED, _LEAST_CORRELATION, _CHANCE_DEVIATIONS = 64, 0.1, 4.0
 # Layers of these roles are in one block with the linear layer in front.
 _BESIDE_A_LAYER = {
     *(Role.NORM, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
-    *(Role.FUNCTION, Role.IDENTITY, Role.SOFTMAX),
+    *(Role.FUNCTION, Role.IDENTITY, Role.SOFTMAX, Role.MATRIX_PRODUCT),
 }
 
 

@@ -1,0 +1,167 @@
+"""Attention and products by einsum, in layers that sat-tf quantizes.
+
+    scores = (x W_q) / sqrt(d) · (x W_k)ᵀ,   y = (softmax(scores) · (x W_v)) W_o
+
+The projections are Dense layers of all heads at once, and each head is a matrix behind the batch.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sat_tf.graph.operations.operation import (
+    Finder,
+    NewLayer,
+    OldCall,
+    Replacement,
+    is_keras,
+    layer_class,
+    new_layer,
+)
+
+# Settings that a product by einsum and a Dense have in common.
+_OF_WEIGHTS = tuple(
+    f"{weights}_{setting}"
+    for weights in ("kernel", "bias")
+    for setting in ("initializer", "regularizer", "constraint")
+)
+
+
+def _dense(layer: Any, inner: int, outer: int, suffix: str = "", **reads: Any) -> NewLayer:
+    """The Dense with the weights of a product over some inputs to some outputs."""
+    kernel, *bias = layer.get_weights()
+    settings = {name: getattr(layer, name) for name in _OF_WEIGHTS}
+
+    def make(**options: Any) -> Any:
+        return layer_class("Dense")(outer, use_bias=bool(bias), **settings, **options)
+
+    weights = [kernel.reshape(inner, outer), *(array.reshape(outer) for array in bias)]
+    return NewLayer(make, suffix, weights, **reads)
+
+
+def _parts(equation: str) -> tuple[str, str, str] | None:
+    """The axes of a product by a kernel that stay, are summed over, and come from the kernel.
+
+    None where it is no matrix product of the last axes: the kernel's first axes are the last ones
+    of the tensor, and its last axes those of the result, in this order.
+    """
+    operands, _, result = equation.replace(" ", "").replace("...", "").partition("->")
+    tensor, _, kernel = operands.partition(",")
+    summed = "".join(axis for axis in kernel if axis not in result)
+    new = "".join(axis for axis in kernel if axis in result)
+    kept = tensor.removesuffix(summed)
+    fits = tensor == kept + summed and kernel == summed + new and result == kept + new
+    return (kept, summed, new) if fits and summed and new else None
+
+
+def _einsum_dense(call: OldCall) -> Replacement | None:
+    """A Dense on the last axes of a tensor, as one axis, to the last axes of its output."""
+    layer, tensor = call.layer, call.node.call_args[0]
+    parts = _parts(layer.equation)
+    if parts is None or layer.activity_regularizer is not None:
+        return None
+    _, summed, new = parts
+    shape, kernel = tuple(tensor.shape)[1:], tuple(layer.kernel.shape)
+    outer_shape = kernel[len(summed) :]
+    if layer.bias is not None and tuple(layer.bias.shape) != outer_shape:
+        return None
+    kept = shape[: len(shape) - len(summed)]
+    if len(summed) + len(kept) != len(shape) or kept.count(None) > 1:
+        return None
+    lengths = tuple(length or -1 for length in kept)
+    inner, outer = math.prod(kernel[: len(summed)]), math.prod(outer_shape)
+    joins, splits = len(summed) > 1, len(new) > 1
+    name = layer_class("Activation")(layer.activation).activation.__name__
+    activates = name != "linear"
+    layers = [
+        *([new_layer("Reshape", (*lengths, inner), suffix="input")] if joins else []),
+        _dense(layer, inner, outer, "product" if splits or activates else ""),
+        *(
+            [new_layer("Reshape", (*lengths, *outer_shape), suffix="shape" if activates else "")]
+            if splits
+            else []
+        ),
+        *([new_layer("Activation", layer.activation)] if activates else []),
+    ]
+    return Replacement([tensor], layers)
+
+
+# The summand of scores that a mask hides, as Keras has it.
+_HIDDEN = np.float32(-1e9)
+
+
+def _hidden(mask: Any, is_causal: bool, rows: int | None, columns: int | None) -> Any:
+    """The summands of a constant mask, the same for all heads; None where it is no constant."""
+    if rows is None or columns is None or is_keras(mask):
+        return None
+    visible = np.ones((1, rows, columns), bool)
+    if mask is not None:
+        values = np.asarray(mask)
+        if values.ndim != 3 or values.dtype.kind not in "bfiu" or len(values) != 1:
+            return None
+        try:
+            visible = visible & np.broadcast_to(values.astype(bool), visible.shape)
+        except ValueError:
+            return None
+    if is_causal:
+        visible = visible & np.tril(visible)
+    return np.where(visible, np.float32(0.0), _HIDDEN)
+
+
+def _heads(call: OldCall) -> Replacement | None:
+    """The layers of a MultiHeadAttention over sequences."""
+    layer = call.layer
+    names = ("query", "value", "key", "attention_mask", "return_attention_scores")
+    query, value, key, mask, scores = (
+        call.argument(place, name) for place, name in enumerate(names)
+    )
+    is_causal = bool(call.node.call_kwargs.get("use_causal_mask", False))
+    key = value if key is None else key
+    tensors = [query, key, value]
+    if not all(map(is_keras, tensors)) or any(len(tensor.shape) != 3 for tensor in tensors):
+        return None
+    if scores or call.node.call_kwargs.get("training"):
+        return None
+    is_masked = is_causal or mask is not None
+    hidden = _hidden(mask, is_causal, query.shape[1], value.shape[1]) if is_masked else None
+    if is_masked and hidden is None:
+        return None
+    if layer.activity_regularizer is not None or len(layer._output_dense.kernel.shape) != 3:
+        return None
+    heads, key_size = layer._num_heads, layer._key_dim
+    value_size, units = layer._value_dim, int(layer._output_dense.kernel.shape[-1])
+    layers: list[NewLayer] = []
+
+    def add(new: NewLayer) -> int:
+        layers.append(new)
+        return len(tensors) + len(layers) - 1
+
+    def projected(place: int, dense: Any, size: int, name: str, *scaled: NewLayer) -> int:
+        inner = int(tensors[place].shape[-1])
+        add(_dense(dense, inner, heads * size, name, reads=(place,)))
+        for factor in scaled:
+            add(factor)
+        length = tensors[place].shape[1] or -1
+        add(new_layer("Reshape", (length, heads, size), suffix=f"{name}_heads"))
+        return add(new_layer("Permute", (2, 1, 3), suffix=f"{name}_matrices"))
+
+    factor = new_layer("Scaling", "x * c", 1.0 / math.sqrt(key_size), suffix="query_scale")
+    queries = projected(0, layer._query_dense, key_size, "query", factor)
+    keys = projected(1, layer._key_dense, key_size, "key")
+    values = projected(2, layer._value_dense, value_size, "value")
+    add(new_layer("MatrixProduct", True, suffix="scores", reads=(queries, keys)))
+    if hidden is not None:
+        add(new_layer("ConstantSum", hidden, suffix="mask"))
+    weights = add(new_layer("Softmax", suffix="softmax"))
+    if layer._dropout:
+        weights = add(new_layer("Dropout", layer._dropout, suffix="dropout"))
+    add(new_layer("MatrixProduct", suffix="mean", reads=(weights, values)))
+    add(new_layer("Permute", (2, 1, 3), suffix="mean_heads"))
+    add(new_layer("Reshape", (query.shape[1] or -1, heads * value_size), suffix="mean_of_heads"))
+    add(_dense(layer._output_dense, heads * value_size, units))
+    return Replacement(tensors, layers)
+
+
+# Layers of tf_keras, by their names, that become others.
+LAYERS: dict[str, Finder] = {"MultiHeadAttention": _heads, "EinsumDense": _einsum_dense}
