@@ -1,10 +1,12 @@
 """Rewrites a model so that each of its calls is a layer that sat-tf quantizes."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -12,7 +14,7 @@ from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
-from sat_tf.graph.layers.kind import Pooling, Role
+from sat_tf.graph.layers.kind import Pooling, Role, axes_of
 from sat_tf.graph.network import (
     Network,
     check_model,
@@ -385,6 +387,8 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
     """
     if call.symbol or not processor.native:
         return None
+    if type(call.layer) is L.LayerNormalization:
+        return _layer_normalization(call)
     if type(call.layer) is not L.Activation:
         return _hard_swish(call)
     name = layer_kinds.activation_name(call.layer)
@@ -400,6 +404,33 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
         new_layer(Scaling, "x + c", offset, suffix="offset"),
         new_layer("ReLU", 1.0),
     ]
+    return Replacement([tensor], layers)
+
+
+def _layer_normalization(call: OldCall) -> Replacement | None:
+    layer, tensor = call.layer, call.node.call_args[0]
+    if axes_of(layer) not in ([-1], [len(tensor.shape) - 1]):
+        return None
+    gamma, beta = (
+        None if value is None else np.asarray(value, np.float32)
+        for value in (layer.gamma, layer.beta)
+    )
+    if gamma is not None and np.any(gamma == 0.0):
+        return None
+    layers: list[NewLayer] = [
+        new_layer("ChannelMean", suffix="mean", reads=(0,)),
+        new_layer("Subtract", suffix="centered", reads=(0, 1)),
+        new_layer("Multiply", suffix="square", reads=(2, 2)),
+        new_layer("ChannelMean", suffix="variance", reads=(3,)),
+        new_layer(Scaling, "x + c", layer.epsilon, suffix="epsilon", reads=(4,)),
+        new_layer("InverseRoot", layer.epsilon / 2.0, suffix="factor", reads=(5,)),
+        new_layer("Multiply", suffix="normalized", reads=(2, 6)),
+    ]
+    if gamma is not None and np.any(gamma != 1.0):
+        layers.append(new_layer(Scaling, "x * c", gamma.tolist(), suffix="gamma"))
+    if beta is not None and np.any(beta != 0.0):
+        layers.append(new_layer(Scaling, "x + c", beta.tolist(), suffix="beta"))
+    layers[-1] = dataclasses.replace(layers[-1], suffix="")
     return Replacement([tensor], layers)
 
 

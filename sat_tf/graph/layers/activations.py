@@ -20,7 +20,7 @@ from sat_tf.graph.layers.kind import (
     axes_of,
     refuse_batch_axis,
 )
-from sat_tf.graph.operation_layers import Clip
+from sat_tf.graph.operation_layers import Clip, InverseRoot
 
 L = keras.layers
 
@@ -331,6 +331,15 @@ KINDS: Kinds = {
             lambda layer: Reach(-abs(float(layer.alpha))),
             on_each_value=lambda layer: True,
             native=lambda layer: NativeFunction("ELU") if float(layer.alpha) == 1.0 else None,
+        ),
+        keras3=SAME,
+    ),
+    InverseRoot: LayerKind(
+        Role.FUNCTION,
+        function=Function(
+            lambda layer: POSITIVE,
+            on_each_value=lambda layer: True,
+            native=lambda layer: NativeFunction("RSQRT"),
         ),
         keras3=SAME,
     ),
