@@ -371,6 +371,7 @@ class _Rewriter:
 # -- functions in the forms that NPUs have operators for -------------------------------------------
 
 _SWISHES = ("swish", "silu")
+_FLOAT32 = {"dtype": "float32"}
 # The slope and offset of each function below its ceiling of 1, by the functions' names.
 _HARD_SIGMOIDS = {"hard_sigmoid": (0.2, 0.5), "relu6_sigmoid": (1.0 / 6.0, 0.5)}
 
@@ -408,30 +409,49 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
 
 
 def _layer_normalization(call: OldCall) -> Replacement | None:
+    """The layers of a LayerNormalization of the last axis, d · 1/√(Σ d² + n ε) · √n γ + β.
+
+    They add up the squares, and do not take their mean, because a product of matrices does not
+    round each square to 8 bits: next to those of an outlier, all others would become 0.
+    """
     layer, tensor = call.layer, call.node.call_args[0]
-    if axes_of(layer) not in ([-1], [len(tensor.shape) - 1]):
-        return None
+    *outer, size = tensor.shape[1:]
     gamma, beta = (
-        None if value is None else np.asarray(value, np.float32)
-        for value in (layer.gamma, layer.beta)
+        np.full(1, default) if value is None else np.asarray(value, np.float64)
+        for value, default in ((layer.gamma, 1.0), (layer.beta, 0.0))
     )
-    if gamma is not None and np.any(gamma == 0.0):
+    is_last = axes_of(layer) in ([-1], [len(outer) + 1])
+    calls = [node for node in call.nodes if node.layer is layer]
+    is_alike = all(node.call_args[0].shape == tensor.shape for node in calls)
+    if not (is_last and is_alike) or size is None or outer.count(None) > 1 or np.any(gamma == 0.0):
         return None
-    layers: list[NewLayer] = [
-        new_layer("ChannelMean", suffix="mean", reads=(0,)),
+    lengths = [length or -1 for length in outer]
+    rows = -1 if None in outer else math.prod(lengths)
+    summand = size * float(layer.epsilon)
+    scale = (np.sqrt(size) * np.broadcast_to(gamma, size)).tolist()
+    layers = [
+        new_layer("ChannelMean", suffix="mean"),
         new_layer("Subtract", suffix="centered", reads=(0, 1)),
-        new_layer("Multiply", suffix="square", reads=(2, 2)),
-        new_layer("ChannelMean", suffix="variance", reads=(3,)),
-        new_layer(Scaling, "x + c", layer.epsilon, suffix="epsilon", reads=(4,)),
-        new_layer("InverseRoot", layer.epsilon / 2.0, suffix="factor", reads=(5,)),
-        new_layer("Multiply", suffix="normalized", reads=(2, 6)),
+        *map(
+            _in_float32,
+            (
+                new_layer("Reshape", (rows, 1, size), suffix="rows"),
+                new_layer("MatrixProduct", True, suffix="squares", reads=(3, 3)),
+                new_layer("Reshape", (*lengths, 1), suffix="sums"),
+                new_layer(Scaling, "x + c", summand, suffix="epsilon"),
+                new_layer("InverseRoot", 0.5 * summand, suffix="inverse_root"),
+            ),
+        ),
+        new_layer("Multiply", suffix="normalized", reads=(2, 7)),
+        new_layer(Scaling, "x * c", scale, suffix="gamma" if np.any(beta) else ""),
+        *([new_layer(Scaling, "x + c", beta.tolist())] if np.any(beta) else []),
     ]
-    if gamma is not None and np.any(gamma != 1.0):
-        layers.append(new_layer(Scaling, "x * c", gamma.tolist(), suffix="gamma"))
-    if beta is not None and np.any(beta != 0.0):
-        layers.append(new_layer(Scaling, "x + c", beta.tolist(), suffix="beta"))
-    layers[-1] = dataclasses.replace(layers[-1], suffix="")
     return Replacement([tensor], layers)
+
+
+def _in_float32(new: NewLayer) -> NewLayer:
+    """The same layer where others compute in float16, in which sums of squares are infinite."""
+    return dataclasses.replace(new, layer=lambda **options: new.layer(**options | _FLOAT32))
 
 
 def _hard_swish(call: OldCall) -> Replacement | None:
