@@ -108,6 +108,13 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
             temporary.unlink(missing_ok=True)
 
 
+def remove_folder(path: pathlib.Path) -> None:
+    """Removes a folder, which is gone as a whole even if the process is killed."""
+    with contextlib.suppress(OSError):
+        removed = path.rename(path.with_name(f".{_own_prefix()}{uuid.uuid4().hex}"))
+        shutil.rmtree(removed, ignore_errors=True)
+
+
 def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
     """Makes a folder for temporary files, and removes those that killed processes have left."""
     _remove_left_files(pathlib.Path(tempfile.gettempdir()))

@@ -23,7 +23,9 @@ from sat_tf.files import (
     read_arrays,
     read_member,
     read_text,
+    remove_folder,
     temporary_folder,
+    write_text,
     written_whole,
 )
 
@@ -108,6 +110,21 @@ def test_what_killed_writers_left_is_removed_and_nothing_of_a_living_one(tmp_pat
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux")
+def test_a_folder_that_is_removed_is_gone_whole_even_if_the_process_ends(tmp_path):
+    folder = tmp_path / "backup"
+    folder.mkdir()
+    (folder / "checkpoint").touch()
+    removal = mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt)
+    with removal, pytest.raises(KeyboardInterrupt):
+        remove_folder(folder)
+    assert not folder.exists()
+    (left,) = tmp_path.iterdir()
+    left.rename(left.with_name(left.name.replace(f"-{os.getpid()}-", "-999999999-")))
+    write_text(tmp_path / "text", "")  # the next writer removes what a killed one has left
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+    remove_folder(folder)  # which is gone
+
+
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     synced = []
 

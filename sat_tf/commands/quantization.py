@@ -23,6 +23,7 @@ from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.top_k import classes_of
 from sat_tf.export.lowering.pipeline import snap_biases
+from sat_tf.files import remove_folder
 from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.messages.progress_bar import image_bar
@@ -133,7 +134,7 @@ class Quantization:
                 saved = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
             raise type(interrupt)(f"{ending_of(interrupt)[0]}; {saved}") from None
         unfinished.unlink(missing_ok=True)
-        shutil.rmtree(backups, ignore_errors=True)
+        remove_folder(backups)
         return certificate, results if measured else None
 
     def _note(self, text: str) -> None:

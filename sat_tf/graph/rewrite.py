@@ -48,7 +48,7 @@ def replacement_of(call: OldCall) -> Replacement | None:
     if layer_type is _WeightedSum:
         return _weighted_sum(call)
     if layer_type in _LAYERS:
-        return _LAYERS[layer_type](call)
+        return _LAYERS[layer_type](call) or _of_several(call)
     layer_kind = layer_kinds.KINDS.get(layer_type)
     if layer_kind and layer_kind.pieces:
         layers = _separable(call)

@@ -60,6 +60,10 @@ class Roles:
         if self.of[name] is not Role.FUNCTION:
             return None
         is_npu = self.policy.processor.native
+        readers = [self.of[reader] for reader in self.demands(name) if reader]
+        # CPUs compute a softmax on codes for attention, whose products are on codes.
+        if not is_npu and Role.MATRIX_PRODUCT not in readers:
+            return None
         return layer_kinds.native_of(self.network[name].layer, is_npu=is_npu)
 
     @property

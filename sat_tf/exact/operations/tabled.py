@@ -113,7 +113,8 @@ class Tabled(Operation):
         count = written.tensors if written else 1
         fits = len(self.inputs) == count or self.joins
         if not fits or len(constants) != expected or None in constants:
-            raise NotUnderstoodError(f"it does not read {count} tensors and {expected} constants")
+            tensors = "a tensor" if count == 1 else f"{count} tensors"
+            raise NotUnderstoodError(f"it does not read {tensors} and {expected} constants")
         if any(constant.grid and constant.grid.zero_point for constant in constants if constant):
             raise NotUnderstoodError("its constants have a zero point")
 

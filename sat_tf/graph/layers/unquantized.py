@@ -64,9 +64,8 @@ _ACT_IN_TRAINING = """
     SpatialDropout2D SpatialDropout3D
 """
 _LEFT_FLOAT = """
-    AdditiveAttention Attention MultiHeadAttention Dot EinsumDense ConvLSTM1D ConvLSTM2D
-    ConvLSTM3D GRU GRUCell LSTM LSTMCell SimpleRNN SimpleRNNCell Masking CenterCrop
-    Discretization
+    AdditiveAttention ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU GRUCell LSTM LSTMCell SimpleRNN
+    SimpleRNNCell Masking CenterCrop Discretization
 """
 
 KINDS: Kinds = {
@@ -74,6 +73,29 @@ KINDS: Kinds = {
     **{getattr(L, name): _IN_BOTH for name in _LEFT_FLOAT.split()},
     L.RandomContrast: LayerKind(Role.IDENTITY, in_training=_contrasted, keras3=SAME),
     StopGradient: _IDENTITY,
+    L.MultiHeadAttention: LayerKind(
+        quantized=False,
+        fix="sat-tf takes it over sequences, with a mask that is constant or causal, or with none, "
+        "and without return_attention_scores and activity_regularizer",
+        keras3=SAME,
+    ),
+    L.Attention: LayerKind(
+        quantized=False,
+        fix="sat-tf takes it with score_mode='dot', with use_causal_mask or without a mask, and "
+        "without use_scale and return_attention_scores",
+        keras3=SAME,
+    ),
+    L.Dot: LayerKind(
+        quantized=False,
+        fix="sat-tf takes it for two tensors of matrices, [rows, columns], and without normalize",
+        keras3=SAME,
+    ),
+    L.EinsumDense: LayerKind(
+        quantized=False,
+        fix="sat-tf takes products of the last axes, such as 'abc,cd->abd', with one number of the "
+        "bias for each output, and without activity_regularizer",
+        keras3=SAME,
+    ),
     L.Lambda: LayerKind(
         quantized=False,
         fix="call its function without a Lambda, as in tf.nn.depth_to_space(x, 2)",

@@ -5,6 +5,7 @@
 The projections are Dense layers of all heads at once, and each head is a matrix behind the batch.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,11 +15,31 @@ from sat_tf.graph.operations.operation import (
     Finder,
     NewLayer,
     OldCall,
+    OperationKind,
     Replacement,
+    Twin,
     is_keras,
     layer_class,
     new_layer,
 )
+
+
+def _alone_or_alike(find: Finder) -> Finder:
+    """Leaves a layer as it is whose calls differ: they share the layers that replace it."""
+
+    def form(node: Any) -> Any:
+        options = {
+            name: "tensor" if is_keras(v) else v if isinstance(v, bool | int | None) else id(v)
+            for name, v in node.call_kwargs.items()
+        }
+        return options, len(node.call_args), [tuple(tensor.shape) for tensor in node.keras_inputs]
+
+    def found(call: OldCall) -> Replacement | None:
+        forms = [form(node) for node in call.nodes if node.layer is call.layer]
+        return find(call) if all(other == forms[0] for other in forms) else None
+
+    return found
+
 
 # Settings that a product by einsum and a Dense have in common.
 _OF_WEIGHTS = tuple(
@@ -163,5 +184,130 @@ def _heads(call: OldCall) -> Replacement | None:
     return Replacement(tensors, layers)
 
 
+def _attention(call: OldCall) -> Replacement | None:
+    """The layers of an Attention that multiplies queries and keys as they are."""
+    layer, options = call.layer, call.node.call_kwargs
+    query, value, *keys = call.node.call_args[0]
+    tensors = [query, value, *keys]
+    is_plain = layer.score_mode == "dot" and not layer.use_scale
+    is_plain = is_plain and not any(options.get(n) for n in ("mask", "return_attention_scores"))
+    if not is_plain or options.get("training") or any(len(t.shape) != 3 for t in tensors):
+        return None
+    is_causal = bool(options.get("use_causal_mask", False))
+    hidden = _hidden(None, is_causal, query.shape[1], value.shape[1]) if is_causal else None
+    if is_causal and hidden is None:
+        return None
+    layers = [new_layer("MatrixProduct", True, suffix="scores", reads=(0, len(tensors) - 1))]
+    if hidden is not None:
+        layers.append(new_layer("ConstantSum", hidden[0], suffix="mask"))
+    layers.append(new_layer("Softmax", suffix="softmax"))
+    if layer.dropout:
+        layers.append(new_layer("Dropout", layer.dropout, suffix="dropout"))
+    weights = len(tensors) + len(layers) - 1
+    return Replacement(tensors, [*layers, new_layer("MatrixProduct", reads=(weights, 1))])
+
+
+def _dot(call: OldCall) -> Replacement | None:
+    """The product of the matrices in two tensors over an axis of each."""
+    layer, (x, y) = call.layer, call.node.call_args[0]
+    if layer.normalize or len(x.shape) != 3 or len(y.shape) != 3:
+        return None
+    axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
+    first, second = (axis % 3 for axis in axes)
+    if 0 in (first, second):
+        return None
+    product = new_layer("MatrixProduct", second == 2)
+    if first == 2:
+        return Replacement([x, y], [product])
+    turned = new_layer("Permute", (2, 1), suffix="transposed", reads=(0,))
+    return Replacement([x, y], [turned, dataclasses.replace(product, reads=(2, 1))])
+
+
+def _einsum(call: OldCall) -> Replacement | None:
+    """The product of matrices in two tensors, with their axes in any order."""
+    equation, *operands = call.node.call_args
+    if len(operands) != 2 or not all(map(is_keras, operands)) or "->" not in equation:
+        return None
+    inputs, _, result = equation.replace(" ", "").partition("->")
+    first, _, second = inputs.partition(",")
+    fits = all(
+        axes.isalpha() and len({*axes}) == len(axes) == len(tensor.shape)
+        for axes, tensor in zip((first, second), operands, strict=True)
+    )
+    outer = [axis for axis in first if axis in second and axis in result]
+    summed, rows, columns = (
+        [axis for axis in axes if axis not in outer and predicate(axis)]
+        for axes, predicate in (
+            (first, lambda axis: axis in second),
+            (first, lambda axis: axis in result),
+            (second, lambda axis: axis in result),
+        )
+    )
+    is_product = [*map(len, (summed, rows, columns))] == [1, 1, 1]
+    together = [*outer, *rows, *columns]
+    if not (fits and is_product and sorted(result) == sorted(together)):
+        return None
+    if not outer or any(axes[0] != outer[0] for axes in (first, second, result)):
+        return None  # the batch is first in all
+    layers: list[NewLayer] = []
+    places = []
+    for place, (axes, wanted) in enumerate(
+        ((first, [*outer, *rows, *summed]), (second, [*outer, *columns, *summed]))
+    ):
+        if [*axes] == wanted:
+            places.append(place)
+            continue
+        order = tuple(axes.index(axis) for axis in wanted[1:])
+        places.append(2 + len(layers))
+        layers.append(new_layer("Permute", order, suffix=f"operand_{place}", reads=(place,)))
+    is_last = [*result] == together
+    suffix = "" if is_last else "product"
+    layers.append(new_layer("MatrixProduct", True, suffix=suffix, reads=(places[0], places[1])))
+    if not is_last:
+        layers.append(new_layer("Permute", tuple(together.index(axis) for axis in result[1:])))
+    return Replacement(operands, layers)
+
+
+def _einsum_of_keras3(keras3: Any, equation: str, *operands: Any, **options: Any) -> Any:
+    return keras3.ops.einsum(equation, *operands)
+
+
+def _einsum_twin(call: Any) -> Twin:
+    function, equation = call.function, call.operation.subscripts
+    return lambda *operands: function(equation, *operands)
+
+
+def _attention_twin(call: Any) -> Twin:
+    """TensorFlow's operations for heads on the third axis, without bias, mask and soft cap."""
+    import tensorflow as tf
+
+    operation = call.operation
+    if operation.attn_logits_soft_cap is not None or operation.is_causal:
+        raise ValueError(
+            "received is_causal or attn_logits_soft_cap, expected neither; use a "
+            "keras.layers.MultiHeadAttention, which has use_causal_mask"
+        )
+
+    def attention(query: Any, key: Any, value: Any, scale: Any = None) -> Any:
+        factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+        scores = tf.einsum("btnh,bsnh->bnts", query * factor, key)
+        return tf.einsum("bnts,bsnh->btnh", tf.nn.softmax(scores), value)
+
+    return attention
+
+
+_PRODUCTS = (
+    "sat-tf takes products of matrices in two tensors, with the batch first in all, such as "
+    "'bid,bjd->bij'; multiply by constants in an EinsumDense"
+)
+OPERATIONS = (
+    OperationKind("einsum", ("einsum",), _PRODUCTS, _einsum, _einsum_of_keras3, _einsum_twin),
+    OperationKind("dot_product_attention", twin=_attention_twin),
+)
 # Layers of tf_keras, by their names, that become others.
-LAYERS: dict[str, Finder] = {"MultiHeadAttention": _heads, "EinsumDense": _einsum_dense}
+LAYERS: dict[str, Finder] = {
+    "Attention": _alone_or_alike(_attention),
+    "Dot": _alone_or_alike(_dot),
+    "EinsumDense": _alone_or_alike(_einsum_dense),
+    "MultiHeadAttention": _alone_or_alike(_heads),
+}

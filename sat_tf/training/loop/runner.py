@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from sat_tf.exact.certificate.proof import read_subject
 from sat_tf.exact.evaluate import evaluate_tflite
 from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.export.lowering.pipeline import snap_biases
+from sat_tf.files import remove_folder
 from sat_tf.graph.network import Network
 from sat_tf.interruption import ending_at_once
 from sat_tf.loading.load import load_model
@@ -371,7 +371,7 @@ def train_and_save(run: Run, name: str) -> None:
         model.save(temporary)
     run.models[name] = model
     run.state.finish(name, metrics)
-    shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
+    remove_folder(run.folder.file(run_folder.CHECKPOINTS) / name)
     kept_epoch, remark = metrics.get("kept_epoch"), ""
     if name == "float" and run.config.training.float_model is not None:
         remark = "; the float model may have been trained on these very pictures"
@@ -467,7 +467,7 @@ def do_stages(run: Run) -> None:
         elif name not in others and (run.writes or name in MODELS):
             work(run)
     if run.writes:
-        shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
+        remove_folder(run.folder.file(run_folder.CHECKPOINTS))
         run.folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
 
 

@@ -34,13 +34,6 @@ def _attention(x, **masks):
     return L.MultiHeadAttention(2, 3, name="left")(x, x, **masks)
 
 
-def _twice(x):
-    layer = L.MultiHeadAttention(2, 3, name="left")
-    x = 0.02 * x  # whose softmax is smooth
-    y = layer(x, x)
-    return layer(y, y)
-
-
 LEFT_FLOAT = {
     "lstm": lambda x: L.LSTM(3, name="left")(x),
     "relu": lambda x: L.LSTM(3, "relu", name="left", **_POSITIVE)(x),
@@ -54,10 +47,7 @@ LEFT_FLOAT = {
     ),
     "images_each_step": lambda x: L.TimeDistributed(L.ConvLSTM1D(2, 1), name="left")(_frames(x)),
     "images_back": lambda x: L.ConvLSTM2D(2, 2, go_backwards=True, name="left", **_ALL)(_frames(x)),
-    "attention": _attention,
-    "causal": lambda x: _attention(x, use_causal_mask=True),
     "masked": lambda x: _attention(x, attention_mask=(tf.ones_like(x)[:, :, 0] > 0.5)[:, None]),
-    "twice": _twice,
     "root": tf.sqrt,
     "shares": lambda x: x / (1e-3 + tf.reduce_sum(x, -1, keepdims=True)),
     "empty_for_any_batch": lambda x: tf.math.lgamma(x + 1.0),

@@ -1,0 +1,201 @@
+"""Attention and products of two tensors: on codes in training and in the file, and proved."""
+
+import functools
+
+import keras as keras3  # noqa: TID251 -- both Kerases have attention
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.exact.operations.tabled import matrix_product
+from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.tflite.tensors import Codes, Tensor
+from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import rewritten
+from sat_tf.qat.calibrate import _told_apart_by_softmax
+from sat_tf.qat.configs import PlacementError
+from tests.exact.foreign.one_operator import chained
+from tests.export.proofs import calibrated, deployed, proved
+
+L = keras.layers
+LENGTH, WIDTH = 6, 8
+W8A8 = sat_tf.BitPolicy(weight_bits=8, activation_bits=8, input_type="int8")
+ON_REQUEST = sat_tf.BitPolicy(
+    weight_bits=8, activation_bits=8, input_type="int8", unsupported="float"
+)
+W4A4 = sat_tf.BitPolicy.mobile(4, input_type="int8")
+ROWS = np.random.default_rng(0).normal(size=(48, LENGTH, WIDTH)).astype(np.float32)
+VISIBLE = np.random.default_rng(1).integers(0, 2, (1, LENGTH, LENGTH)) | np.eye(LENGTH, dtype=int)
+_heads = functools.partial(L.MultiHeadAttention, name="attention")
+
+
+def _turned(y):
+    return tf.transpose(y, (0, 2, 1))
+
+
+def _twice(x, y):
+    layer = _heads(2, 4)
+    return layer(layer(x, x), y)
+
+
+ATTENTION = {
+    "to itself": lambda x, y: _heads(2, 4)(x, x),
+    "to others": lambda x, y: _heads(2, 3, value_dim=5, output_shape=7, use_bias=False)(x, y),
+    "of three": lambda x, y: _heads(1, 4, dropout=0.2)(x, y, key=x),
+    "causal": lambda x, y: _heads(2, 4)(x, y, use_causal_mask=True),
+    "masked": lambda x, y: _heads(2, 4)(x, x, attention_mask=tf.constant(VISIBLE, tf.bool)),
+    "twice": _twice,
+    "without projections": lambda x, y: L.Attention(dropout=0.2)([x, y]),
+    "causal without projections": lambda x, y: L.Attention()([x, y, x], use_causal_mask=True),
+}
+PRODUCTS = {
+    "matmul": lambda x, y: tf.matmul(x, y, transpose_b=True),
+    "matmul, scaled": lambda x, y: tf.nn.softmax(tf.matmul(x, _turned(y)) / 3.0) @ y,
+    "rows by rows": lambda x, y: L.Dot(2)([x, y]),
+    "columns by columns": lambda x, y: L.Dot((1, 1))([x, y]),
+    "columns by rows": lambda x, y: L.Dot((1, 2))([x, _turned(y)]),
+    "bid,bjd->bij": lambda x, y: tf.einsum("bid,bjd->bij", x, y),
+    "bid,bjd->bji": lambda x, y: tf.einsum("bid,bjd->bji", x, y),
+    "bid,bie->bde": lambda x, y: tf.einsum("bid,bie->bde", x, y),
+    "abc,cd->abd": lambda x, y: L.EinsumDense("abc,cd->abd", (None, 5), bias_axes="d")(x),
+    "abc,cde->abde": lambda x, y: L.EinsumDense(
+        "abc,cde->abde", (None, 2, 3), activation="relu", bias_axes="de"
+    )(x),
+    "...x,xy->...y": lambda x, y: L.EinsumDense("...x,xy->...y", 5, activation="gelu")(x),
+    "abc,bcd->ad": lambda x, y: L.EinsumDense("abc,bcd->ad", 7, bias_axes="d")(x),
+}
+LEFT_FLOAT = {
+    "a mask of data": lambda x, y: _heads(2, 4)(x, x, attention_mask=(x[:, :, 0] > -9.0)[:, None]),
+    "images": lambda x, y: _heads(2, 4, attention_axes=(1, 2))(
+        *(L.Reshape((2, 3, WIDTH))(t) for t in (x, y))
+    ),
+    "a trained scale": lambda x, y: L.Attention(use_scale=True)([x, y]),
+    "normalized": lambda x, y: L.Dot(2, normalize=True)([x, y]),
+    "a trace": lambda x, y: tf.einsum("bid,bid->bi", x, y)[..., None],
+    "another order": lambda x, y: L.EinsumDense("abc,cd->adb", (5, None))(x),
+    "a shared bias": lambda x, y: L.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="e")(x),
+    "its transpose": lambda x, y: tf.matmul(x, y, transpose_a=True),
+}
+
+
+def _model(between) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    rows = keras.Input((LENGTH, WIDTH), name="rows")
+    x, y = (L.Dense(WIDTH, name=name)(rows) for name in "xy")
+    return keras.Model(
+        rows, L.Dense(3, name="end")(L.Flatten(name="flat")(between(x, y))), name="net"
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", [W8A8, W4A4], ids=["w8a8", "w4a4"])
+@pytest.mark.parametrize("name", [*ATTENTION, *PRODUCTS])
+def test_it_is_computed_on_codes_and_all_codes_of_the_file_are_those_trained(name, policy, path):
+    model = _model({**ATTENTION, **PRODUCTS}[name])
+    np.testing.assert_array_equal(rewritten(model).model(ROWS), model(ROWS))
+    quantized = calibrated(model, policy, ROWS)
+    _, certificate = proved(quantized, path, ROWS, runtimes=["xnnpack", "builtin", "reference"])
+    assert not certificate.float_layers
+    assert certificate.trained_differing < 0.002  # ties alone: kernels round halves otherwise
+    if policy is W8A8:
+        assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+    if name in ATTENTION:
+        operators = [operation.operators[0] for operation in deployed(quantized).operations]
+        assert operators.count("BATCH_MATMUL") == 2 * operators.count("SOFTMAX") > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_processor_takes_its_file(target, path):
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=8, input_type="int8", target=target)
+    quantized = calibrated(_model(ATTENTION["causal"]), policy, ROWS)
+    proved(quantized, path, ROWS, file={"target": target})
+
+
+def test_matrices_that_others_are_multiplied_by_have_the_zero_point_0():
+    graph = deployed(calibrated(_model(ATTENTION["to others"]), W8A8, ROWS + 1.0))
+    second = [op.inputs[1] for op in graph.operations if op.operators == ("BATCH_MATMUL",)]
+    assert [graph.codes(name).zero_point for name in second] == [0, 0]
+    assert graph.codes("attention_softmax") == Codes(np.float32(1 / 256), -128)
+
+
+# Scales 1/2 and 1/4, and 1 for the product: x = [[1, -1]] and y = [[2, 1], [-1, 0]] in real values.
+#   codes of x  [[3, -1]] at the zero point 1;  of y  [[8, 4], [-4, 0]];  x · y = [[3, 1]]
+def test_a_product_worked_by_hand():
+    x, y = Codes(np.float32(0.5), 1), Codes(np.float32(0.25), 0)
+    product = matrix_product("x", "y", "z", transposed=False)
+    graph = chained((1, 2), x, (product, (1, 2), Codes(np.float32(1.0), -5)))
+    graph.tensors["y"] = Tensor("y", (2, 2), y)
+    stored = product.simulate(graph, np.array([[[3, -1]]]), np.array([[[8, 4], [-4, 0]]]))
+    assert stored.tolist() == [[[3 - 5, 1 - 5]]]
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.3, 2.0])
+def test_nothing_of_what_a_mask_hides_is_seen(scale):
+    kernels = keras.initializers.RandomNormal(stddev=scale, seed=3)
+    causal = functools.partial(_heads(2, 4, kernel_initializer=kernels), use_causal_mask=True)
+    model = _model(lambda x, y: causal(x, x))
+    quantized = calibrated(model, W8A8, ROWS)
+    inner = keras.Model(quantized.input, quantized.get_layer("quant_attention").output)
+    others = ROWS.copy()
+    others[:, 3:] = np.random.default_rng(5).normal(size=others[:, 3:].shape)
+    np.testing.assert_array_equal(inner(ROWS)[:, :3], inner(others)[:, :3])
+    assert np.any(inner(ROWS)[:, 3:] != inner(others)[:, 3:])
+
+
+def test_a_range_of_scores_ends_where_a_softmax_no_longer_tells_them_apart():
+    scores = tf.constant([[1.0, -2.0, -20.0], [-1e9, 30.0, 25.0]])
+    raised = _told_apart_by_softmax(scores)
+    np.testing.assert_array_equal(raised, [[1.0, -2.0, -7.0], [22.0, 30.0, 25.0]])
+
+
+def test_all_clipping_levels_of_attention_are_trained():
+    quantized = calibrated(_model(ATTENTION["causal"]), W4A4, ROWS)
+    before = [variable.numpy() for variable in quantized.trainable_variables]
+    quantized.compile(keras.optimizers.legacy.SGD(0.1), "mse")
+    quantized.fit(ROWS, np.random.default_rng(2).normal(size=(48, 3)), epochs=2, verbose=0)
+    # A softmax does not change where all keys move alike, nor a range at a skew of 0 at its ends.
+    still = [
+        variable.name
+        for variable, old in zip(quantized.trainable_variables, before, strict=True)
+        if np.array_equal(variable, old) and not variable.name.endswith(("key/bias:0", "skew:0"))
+    ]
+    assert still == []
+
+
+@pytest.mark.parametrize("name", LEFT_FLOAT)
+def test_other_forms_are_refused_with_a_fix_and_float_on_request(name):
+    model = _model(LEFT_FLOAT[name])
+    with pytest.raises(PlacementError, match=r"sat-tf (takes|multiplies)"):
+        sat_tf.quantize_model(model, W8A8)
+    quantized = calibrated(model, ON_REQUEST, ROWS)
+    assert "BATCH_MATMUL" not in {op.operators[0] for op in deployed(quantized).operations}
+    assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["to itself", "causal", "dot_product_attention"])
+def test_keras_3_has_the_same_codes(name, path):
+    keras3.utils.set_random_seed(3)
+    rows = keras3.Input((LENGTH, WIDTH), name="rows")
+    x = keras3.layers.Dense(WIDTH, name="x")(rows)
+    if name == "dot_product_attention":
+        heads = keras3.layers.Reshape((LENGTH, 2, 4))(x)
+        y = keras3.layers.Reshape((LENGTH, WIDTH))(
+            keras3.ops.dot_product_attention(heads, heads, heads)
+        )
+    else:
+        layer = keras3.layers.MultiHeadAttention(2, 4, name="attention")
+        y = layer(x, x, use_causal_mask=name == "causal")
+    end = keras3.layers.Dense(3, name="end")(keras3.layers.Flatten(name="flat")(y))
+    model = keras3.Model(rows, end, name="net")
+    quantized = calibrated(model, W8A8, ROWS)
+    _, certificate = proved(quantized, path, ROWS)
+    assert not certificate.float_layers
+    assert certificate.trained_differing < 0.002
+    quantized.save(path.with_suffix(".keras"))
+    loaded = keras3.saving.load_model(path.with_suffix(".keras"))
+    np.testing.assert_array_equal(loaded(ROWS), quantized(ROWS))
+    assert len(Network(rewritten(sat_tf.from_keras3(model)).model).outputs) == 1
