@@ -385,6 +385,8 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
       the last of them: HARD_SWISH.
     - A hard-sigmoid becomes a rectifier with its name and a ceiling of 1, behind a factor
       `<name>_slope` and a summand `<name>_offset`: an activation of the linear layer in front.
+    - A LayerNormalization of the last axis becomes sums, products and an inverse root; see
+      `_layer_normalization`.
     """
     if call.symbol or not processor.native:
         return None
@@ -409,10 +411,11 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
 
 
 def _layer_normalization(call: OldCall) -> Replacement | None:
-    """The layers of a LayerNormalization of the last axis, d · 1/√(Σ d² + n ε) · √n γ + β.
+    """The layers of a LayerNormalization of the last axis: d · √n γ / √(Σ d² + n ε) + β.
 
-    They add up the squares, and do not take their mean, because a product of matrices does not
-    round each square to 8 bits: next to those of an outlier, all others would become 0.
+    Here d is x without its mean. A product of matrices adds up the squares, because it does not
+    round each of them to 8 bits: next to that of an outlier, all others would become 0. Scalings
+    take no γ of 0, and layers that several calls share have one shape.
     """
     layer, tensor = call.layer, call.node.call_args[0]
     *outer, size = tensor.shape[1:]
