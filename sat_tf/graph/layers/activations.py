@@ -1,5 +1,6 @@
 """Activation functions, also those of Keras 3 alone, and the layers that apply them."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -281,6 +282,11 @@ def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
     return None
 
 
+def _cut_roots(roots: Any) -> Any:
+    """Ends inverse roots at that of 1/255 of the largest value: they would take all codes."""
+    return tf.minimum(roots, math.sqrt(255.0) * tf.reduce_min(roots))
+
+
 KINDS: Kinds = {
     L.ReLU: LayerKind(
         _rectifier_role,
@@ -339,6 +345,8 @@ KINDS: Kinds = {
         function=Function(
             lambda layer: POSITIVE,
             on_each_value=lambda layer: True,
+            spread=lambda layer, values: np.asarray(_cut_roots(layer(values)), np.float64),
+            cut=_cut_roots,
             native=lambda layer: NativeFunction("RSQRT"),
         ),
         keras3=SAME,

@@ -199,6 +199,19 @@ def test_8_bits_are_as_exact_as_the_8_bits_that_they_read(name):
     assert np.linalg.norm(found - wanted) < most * np.linalg.norm(wanted)
 
 
+def test_rows_without_any_variance_leave_the_others_their_codes():
+    rows = ROWS.astype(np.float32).copy()
+    rows[::4] = 0.0  # with inverse roots of 1000 times those of others
+    values = keras.Input((64,), name="values")
+    norm = L.LayerNormalization(name="norm", epsilon=1e-6)
+    model = keras.Model(values, L.Dense(2, name="end")(norm(values)))
+    policy = sat_tf.BitPolicy.mobile(8, target="int8", input_type="int8")
+    quantized = calibrated(model, policy, rows[:512])
+    found = keras.Model(quantized.input, quantized.get_layer("quant_norm").output)(rows[512:])
+    wanted = norm(rows[512:])
+    assert np.linalg.norm(found - wanted) < 0.06 * np.linalg.norm(wanted)
+
+
 def test_an_inverse_root_is_that_of_both_kerases_and_never_infinite():
     x = np.float32([0.0, 0.001, 0.01, 4.0])
     expected = [10.0, 10.0, 10.0, 0.5]
