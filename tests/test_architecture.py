@@ -151,7 +151,7 @@ MOST_LINES = {
     "loading": 860,
     "messages": 1310,
     "planning": 1570,
-    "qat": 7705,
+    "qat": 7695,
     "quantizers": 3980,
     "report": 740,
     "training": 8285,

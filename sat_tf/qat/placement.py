@@ -30,7 +30,6 @@ _FOLDS_INTO = {
     Role.LINEAR: (Role.AFFINE, Role.NORM, Role.SCALING, Role.RECTIFIER),
     Role.SCALING: (Role.AFFINE, Role.NORM, Role.SCALING, Role.RECTIFIER),
     Role.NORM: (Role.SCALING, Role.RECTIFIER),
-    Role.MEAN: (Role.SCALING,),  # see `_is_mean_of_channels`
     Role.SUM: (Role.RECTIFIER,),
     Role.PRODUCT: (Role.RECTIFIER,),
     Role.CONCATENATION: (Role.RECTIFIER,),
@@ -230,20 +229,12 @@ def _grids(
             else:
                 plain = layer_kinds.activation_name(node.layer) == "linear"
                 folds = roles.of[reader.name] in _FOLDS_INTO.get(role, ())
-                if role is Role.MEAN:
-                    folds = folds and _is_mean_of_channels(roles, node)
                 is_absorbed = folds and (plain or role is not Role.LINEAR)
         if is_absorbed:
             absorbed_by[name] = readers[0].name
         elif grid := _grid(roles, demands, node, entrances):
             grids[name] = grid
     return dict(reversed(grids.items())), absorbed_by
-
-
-def _is_mean_of_channels(roles: Roles, node: Node) -> bool:
-    """Whether an NPU's file has a convolution for a mean."""
-    pooling = layer_kinds.find_support(node.layer).pooling
-    return pooling is None and roles.policy.processor.native and node.name in roles.annotations
 
 
 def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
