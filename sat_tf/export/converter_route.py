@@ -234,6 +234,10 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "LEAKY_RELU": tf.nn.leaky_relu,
     "PRELU": lambda x, slopes: tf.where(x < 0.0, slopes * x, x),
+    "RSQRT": tf.math.rsqrt,
+    "BATCH_MATMUL": lambda x, y, adjX, adjY: tf.linalg.matmul(
+        x, y, transpose_a=adjX, transpose_b=adjY
+    ),
     "STRIDED_SLICE": lambda x, *at, beginMask, endMask: tf.strided_slice(
         x, *at, beginMask, endMask
     ),

@@ -30,6 +30,7 @@ def _of_both(shared: type) -> Any:
 Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
 MatrixProduct = _of_both(shared_layers.MatrixProduct)
+InverseRoot = _of_both(shared_layers.InverseRoot)
 
 
 @_layer

@@ -164,6 +164,28 @@ class MatrixProduct(_Layer):
         return {**super().get_config(), "transposed": self.transposed}
 
 
+class InverseRoot(_Layer):
+    """1 / sqrt(max(x, smallest)), where x rounded to codes may be 0."""
+
+    def __init__(self, smallest: float, **options: Any) -> None:
+        super().__init__(**options)
+        if not 0.0 < smallest < np.inf:
+            raise ValueError(f"smallest={smallest!r}: expected a finite number above 0.")
+        self.smallest = float(smallest)
+
+    def call(self, inputs: Any) -> Any:
+        """The inverse root of each value."""
+        n = namespace(inputs)
+        return n.rsqrt(n.maximum(inputs, n.cast(self.smallest, inputs.dtype)))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "smallest": self.smallest}
+
+
 class StopGradient(_Layer):
     """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`."""
 

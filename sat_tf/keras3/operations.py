@@ -29,6 +29,7 @@ def _of_both(shared: type) -> Any:
 Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
 MatrixProduct = _of_both(shared_layers.MatrixProduct)
+InverseRoot = _of_both(shared_layers.InverseRoot)
 StopGradient = _of_both(shared_layers.StopGradient)
 absolute = _register(shared_layers.absolute)
 gelu_by_tanh = _register(shared_layers.gelu_by_tanh)

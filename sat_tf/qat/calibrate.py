@@ -242,7 +242,8 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         tensors = input_twins or outputs
         if node.name in scores:
             tensors = list(map(_told_apart_by_softmax, tensors))
-        samples[node.name].take(tensors)
+        cut = layer_kinds.function_of(inner_layer(node.layer)).cut
+        samples[node.name].take(list(map(cut, tensors)))
         if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
             before = preprocessed.get(node.name, np.zeros(0, np.float32))
             values = np.unique(np.concatenate([before, *map(np.ravel, outputs)]))

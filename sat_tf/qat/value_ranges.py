@@ -100,8 +100,8 @@ class ValueRanges:
         combination = layer_kinds.combination_of(node.layer)
         if combination is Combination.DIFFERENCE:
             return True
-        if combination is Combination.PRODUCT and len(node.inputs) == 2 == 1 + len({*node.inputs}):
-            return False  # a square
+        if _makes_squares(node):
+            return False
         if combination is Combination.WITH_MAP and np.any(node.layer.values < 0.0):
             return True
         negative = [self.is_negative(producer) for producer in node.inputs]
@@ -136,6 +136,15 @@ class ValueRanges:
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.ceiling(node.inputs[0])
         return None
+
+
+def _makes_squares(node: Node) -> bool:
+    """Whether a layer multiplies values, or single rows of them, by themselves."""
+    if len(node.inputs) != 2 or node.inputs[0] != node.inputs[1]:
+        return False
+    if layer_kinds.role_of(node.layer) is Role.MATRIX_PRODUCT:
+        return node.layer.transposed and node.shape[-2:] == (1, 1)
+    return layer_kinds.combination_of(node.layer) is Combination.PRODUCT
 
 
 def _read_by_swish(network: Network, node: Node) -> str | None:
@@ -268,7 +277,7 @@ class Spreads:
         elif role is Role.MATRIX_PRODUCT:
             first = self.network[node.inputs[0]]
             depth = 0 if layer_kinds.is_softmax(first.layer) else first.shape[-1] or _USUAL_SIZE
-            quantiles = _matrix_product(inputs, depth)
+            quantiles = _matrix_product(inputs, depth, squares=_makes_squares(node))
         elif layer_kind.quantized and layer_kind.pooling and not layer_kind.pooling.mean:
             quantiles = _largest(inputs[0], self._positions(node))
         elif role in _MAKERS:
@@ -383,17 +392,19 @@ def _product(node: Node, inputs: Sequence[Spread]) -> _Array:
     return np.maximum(values, 0.0) if positive else values
 
 
-def _matrix_product(inputs: Sequence[Spread], depth: int) -> _Array:
-    """Sums of so many products; with a depth of 0, means of the second factor, weighted to 1."""
+def _matrix_product(inputs: Sequence[Spread], depth: int, *, squares: bool) -> _Array:
+    """Sums of so many products, or squares; with a depth of 0, means of the second factor."""
     first, second = inputs
     if not depth:
         return second.values
     means = [np.mean(spread.mean) for spread in inputs]
-    squares = [np.mean(spread.variance + spread.mean**2) for spread in inputs]
-    mean, square = np.prod(means), np.prod(squares)
+    moments = [np.mean(spread.variance + spread.mean**2) for spread in inputs]
+    mean, square = np.prod(means), np.prod(moments)
+    if squares:
+        mean, square = moments[0], 3.0 * square  # those of a normal distribution
     values = _normal(np.array([depth * mean]), np.array([depth * (square - mean**2)]))
     positive = np.all(first.values >= 0.0) and np.all(second.values >= 0.0)
-    return np.maximum(values, 0.0) if positive else values
+    return np.maximum(values, 0.0) if squares or positive else values
 
 
 def _joined(node: Node, inputs: Sequence[Spread]) -> _Array:

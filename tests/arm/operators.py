@@ -23,7 +23,8 @@ from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 Specimen = tuple[Graph, np.ndarray]
 # An operation of the tensors that it reads and makes, and how the latter is stored.
 _Made = tuple[Callable[[str, str], Operation], tuple[int, ...], Codes]
-FUNCTIONS = (*NATIVE, "PRELU")
+# Kernels of RSQRT refuse negative values.
+FUNCTIONS = (*(name for name in NATIVE if name != "RSQRT"), "PRELU")
 _MOST_JOINED = 10
 _READ = "read"
 

@@ -145,7 +145,7 @@ ROWS = (
     *(_function(end.value, _rectifier(end)) for end in Activation if end is not Activation.NONE),
     _function("EXP", _saturating(np.exp)),
     _function("LOG", _saturating(np.log)),
-    _function("RSQRT", _inverse_root),
+    _function("RSQRT", _inverse_root, written=Written(2)),
     _function("SQRT", _root),
     _function("NEG", _negated),
 )

@@ -1,5 +1,6 @@
 """Activation functions, also those of Keras 3 alone, and the layers that apply them."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from sat_tf.graph.layers.kind import (
     axes_of,
     refuse_batch_axis,
 )
-from sat_tf.graph.operation_layers import Clip
+from sat_tf.graph.operation_layers import Clip, InverseRoot
 
 L = keras.layers
 
@@ -281,6 +282,11 @@ def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
     return None
 
 
+def _cut_roots(roots: Any) -> Any:
+    """Ends inverse roots at that of 1/255 of the largest value: they would take all codes."""
+    return tf.minimum(roots, math.sqrt(255.0) * tf.reduce_min(roots))
+
+
 KINDS: Kinds = {
     L.ReLU: LayerKind(
         _rectifier_role,
@@ -331,6 +337,17 @@ KINDS: Kinds = {
             lambda layer: Reach(-abs(float(layer.alpha))),
             on_each_value=lambda layer: True,
             native=lambda layer: NativeFunction("ELU") if float(layer.alpha) == 1.0 else None,
+        ),
+        keras3=SAME,
+    ),
+    InverseRoot: LayerKind(
+        Role.FUNCTION,
+        function=Function(
+            lambda layer: POSITIVE,
+            on_each_value=lambda layer: True,
+            spread=lambda layer, values: np.asarray(_cut_roots(layer(values)), np.float64),
+            cut=_cut_roots,
+            native=lambda layer: NativeFunction("RSQRT"),
         ),
         keras3=SAME,
     ),

@@ -152,6 +152,8 @@ class Function:
     is_broken_line: bool = False
     # Its result for values (channels, quantiles), where it is not elementwise.
     spread: Callable[[Any, Any], Any] | None = None
+    # Cuts off those of its values that 8-bit codes of its input do not tell apart.
+    cut: Callable[[Any], Any] = lambda values: values
     # The operator that NPUs compute it by, or None.
     native: Callable[[Any], NativeFunction | None] = lambda layer: None
 

@@ -33,6 +33,7 @@ from tests.exact.foreign.one_operator import chained
 SHAPE = (4, 4, 4)
 SCALE = np.float32(1.0 / 64.0)
 CODES = Codes(SCALE, 0)
+NONNEGATIVE = Codes(SCALE, -128)
 _X, _Y = ("x",), ("y",)
 _WINDOW, _DILATED = Window((2, 2), "SAME"), Window((1, 1), "SAME", (2, 2))
 
@@ -91,10 +92,18 @@ ON_FLOATS: list[Operation] = [
 ]
 
 
-def graph_of(operation: Operation, shape: tuple[int, ...], codes: Codes = CODES) -> Graph:
+def graph_of(
+    operation: Operation, shape: tuple[int, ...], codes: Codes = CODES, read: Codes = CODES
+) -> Graph:
     """Pixels, an operation of their codes, and its result in float."""
     end = quantize.Dequantize(_Y, "out"), shape, None
-    return chained(SHAPE, CODES, (operation, shape, codes), end)
+    return chained(SHAPE, read, (operation, shape, codes), end)
+
+
+def _of_native(native: Computed) -> Graph:
+    """The graph of a function; kernels of RSQRT refuse negative values."""
+    read = NONNEGATIVE if native.name == "RSQRT" else CODES
+    return graph_of(native, SHAPE, FIXED_GRIDS.get(native.name, CODES), read)
 
 
 def float_graph_of(operation: Operation) -> Graph:
@@ -121,7 +130,7 @@ def graph_of_rows() -> Graph:
 
 GRAPHS = [
     *(graph_of(*row) for row in ON_CODES),
-    *(graph_of(native, SHAPE, FIXED_GRIDS.get(native.name, CODES)) for native in NATIVES),
+    *map(_of_native, NATIVES),
     *map(float_graph_of, ON_FLOATS),
     # Pixels, and their codes as uint8.
     chained(SHAPE, CODES, (quantize.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
@@ -179,7 +188,8 @@ def test_every_operation_that_layers_become_has_a_row_on_real_values():
 def test_every_row_on_real_values_is_at_most_a_code_from_the_simulation(graph):
     if not {type(operation) for operation in graph.operations} <= set(ON_REALS):
         pytest.skip("no layer becomes it")
-    real = (_pixels().astype(np.float32) - 128.0) * SCALE
+    codes = _pixels().astype(np.float32) - 128.0
+    real = (codes - graph.codes("x").zero_point) * SCALE
     made, expected = keras_of_graph(graph)(real).numpy(), simulate(graph, _pixels())["out"]
     scale = float(graph.codes("y").scale)
     np.testing.assert_allclose(made, expected, rtol=0, atol=1.001 * scale)
