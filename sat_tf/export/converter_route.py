@@ -248,7 +248,6 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "GATHER": lambda x, indices, axis: tf.gather(x, indices, axis=axis),
     "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
     "PAD": tf.pad,
-    "BATCH_MATMUL": lambda x, y, adjX, adjY: tf.matmul(x, y, adjX, adjY),
     "CONCATENATION": lambda *tensors, axis: tf.concat(tensors, axis),
 }
 _FUSING = (Linear, pairs.Pair)  # operations with a fused activation
