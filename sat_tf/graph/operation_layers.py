@@ -29,6 +29,9 @@ def _of_both(shared: type) -> Any:
 
 Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
+LongShortTermMemory = _layer(
+    class_of(shared_layers.LongShortTermMemory, keras.layers.LSTM, __name__)
+)
 
 
 @_layer

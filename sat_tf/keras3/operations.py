@@ -28,6 +28,9 @@ def _of_both(shared: type) -> Any:
 
 Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
+LongShortTermMemory = _register(
+    class_of(shared_layers.LongShortTermMemory, keras3.layers.LSTM, __name__)
+)
 StopGradient = _of_both(shared_layers.StopGradient)
 absolute = _register(shared_layers.absolute)
 gelu_by_tanh = _register(shared_layers.gelu_by_tanh)

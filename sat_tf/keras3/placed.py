@@ -183,7 +183,7 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     original, translation = pair
     if type(original).__module__.startswith("sat_tf."):
         return original
-    if not isinstance(layer, type(translation)):
+    if type(layer) is not type(translation):
         return None
     # An activation, or padding, may have become a layer of its own.
     new_settings, old_settings = (

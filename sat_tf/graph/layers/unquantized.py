@@ -65,7 +65,7 @@ _ACT_IN_TRAINING = """
 """
 _LEFT_FLOAT = """
     AdditiveAttention Attention MultiHeadAttention Dot EinsumDense ConvLSTM1D ConvLSTM2D
-    ConvLSTM3D GRU GRUCell LSTM LSTMCell SimpleRNN SimpleRNNCell Masking CenterCrop
+    ConvLSTM3D GRU GRUCell LSTMCell SimpleRNN SimpleRNNCell Masking CenterCrop
     Discretization
 """
 
