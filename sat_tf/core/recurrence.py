@@ -15,6 +15,7 @@ from sat_tf.core.tensors import Namespace, Tensor, namespace
 
 GATES = 4  # input, forget, cell and output, in this order
 _SUM_BITS, _MOST_CELL_BITS, _WIDTH = 3, 6, 15
+_END_OF_SUM = 2.0**_SUM_BITS
 
 # A function of one tensor.
 Function = Callable[[Tensor], Tensor]
@@ -51,52 +52,65 @@ def cell_bits(largest: Any) -> Any:
     return n.where(largest > 0.0, bits, _MOST_CELL_BITS)
 
 
-class _FixedPoint:
-    """The arithmetic of kernels; without functions of kernels, that of real numbers."""
+class _Reals:
+    """The arithmetic of real numbers."""
 
-    def __init__(self, n: Namespace, functions: Functions | None, largest: Any) -> None:
-        self.is_real, self._n = functions is None, n
-        if functions is not None:
-            self._sigmoids = n.constant(functions.sigmoid, "float32")
-            self._tanhs = n.constant(functions.tanh.reshape(-1), "float32")
-            self._bits = cell_bits(largest)
-            powers = [2.0**bits for bits in range(_MOST_CELL_BITS + 1)]
-            self._cell_end = n.take(n.constant(powers, "float32"), self._bits, axis=0)
+    def __init__(self, n: Namespace, units: int) -> None:
+        self._n = n
+        # A sigmoid is (1 + tanh(x / 2)) / 2, so that one function computes all gates.
+        halves = [0.5, 0.5, 1.0, 0.5]
+        self._halves = n.constant(np.repeat(halves, units), "float32")
+        self._offsets = 1.0 - self._halves
 
-    def sums(self, x: Tensor) -> Tensor:
-        """A part of what a gate sums up."""
-        return x if self.is_real else self._rounded(x, 2.0**_SUM_BITS)
+    def part(self, x: Tensor) -> Tensor:
+        """The part of the inputs, or of the hidden state, in the sums of gates."""
+        return x
 
-    def clipped_sums(self, x: Tensor) -> Tensor:
-        """All that a gate sums up."""
-        return x if self.is_real else self._clipped(x, 2.0**_SUM_BITS)
+    def gates(self, sums: Tensor) -> Tensor:
+        """The gates: sigmoids, and the tanh of the third."""
+        return self._halves * self._n.tanh(self._halves * sums) + self._offsets
+
+    def product(self, gate: Tensor, x: Tensor) -> Tensor:
+        """A part of the cell state."""
+        return gate * x
 
     def cell(self, x: Tensor) -> Tensor:
-        """A part of the cell state."""
-        return x if self.is_real else self._rounded(x, self._cell_end)
+        """The cell state, clipped."""
+        return x
 
-    def clipped_cell(self, x: Tensor) -> Tensor:
-        """The cell state."""
-        return x if self.is_real else self._clipped(x, self._cell_end)
-
-    def sigmoid(self, x: Tensor) -> Tensor:
-        """The sigmoid of what a gate sums up."""
-        smooth = 0.5 + 0.5 * self._n.tanh(0.5 * x)
-        return smooth if self.is_real else self._looked_up(x, 2.0**_SUM_BITS, 0, smooth)
-
-    def tanh(self, x: Tensor) -> Tensor:
-        """The tanh of what a gate sums up."""
-        smooth = self._n.tanh(x)
-        if self.is_real:
-            return smooth
-        return self._looked_up(x, 2.0**_SUM_BITS, _SUM_BITS, smooth, self._tanhs)
-
-    def tanh_of_cell(self, x: Tensor) -> Tensor:
+    def tanh(self, cell: Tensor) -> Tensor:
         """The tanh of the cell state."""
-        smooth = self._n.tanh(x)
-        if self.is_real:
-            return smooth
-        return self._looked_up(x, self._cell_end, self._bits, smooth, self._tanhs)
+        return self._n.tanh(cell)
+
+
+class _FixedPoint(_Reals):
+    """The arithmetic of kernels."""
+
+    def __init__(self, n: Namespace, units: int, functions: Functions, largest: Tensor) -> None:
+        super().__init__(n, units)
+        rows = [functions.sigmoid, *functions.tanh]
+        self._table = n.constant(np.concatenate(rows), "float32")
+        of_sum, bits = 1 + _SUM_BITS, cell_bits(largest)
+        self._rows = n.constant(np.repeat([0, 0, of_sum, 0], units), "int32")
+        self._row_of_cell = 1 + bits
+        powers = [2.0**bits for bits in range(_MOST_CELL_BITS + 1)]
+        self._end_of_cell = n.take(n.constant(powers, "float32"), bits, axis=0)
+
+    def part(self, x: Tensor) -> Tensor:
+        return self._rounded(x, _END_OF_SUM)
+
+    def gates(self, sums: Tensor) -> Tensor:
+        sums = self._clipped(sums, _END_OF_SUM)
+        return self._looked_up(sums, _END_OF_SUM, self._rows, super().gates(sums))
+
+    def product(self, gate: Tensor, x: Tensor) -> Tensor:
+        return self._rounded(gate * x, self._end_of_cell)
+
+    def cell(self, x: Tensor) -> Tensor:
+        return self._clipped(x, self._end_of_cell)
+
+    def tanh(self, cell: Tensor) -> Tensor:
+        return self._looked_up(cell, self._end_of_cell, self._row_of_cell, super().tanh(cell))
 
     def _rounded(self, x: Tensor, end: Any) -> Tensor:
         unit = end * 2.0**-_WIDTH
@@ -105,12 +119,9 @@ class _FixedPoint:
     def _clipped(self, x: Tensor, end: Any) -> Tensor:
         return self._n.clip(x, -end, end * (1.0 - 2.0**-_WIDTH))
 
-    def _looked_up(
-        self, x: Tensor, end: Any, row: Any, smooth: Tensor, table: Tensor | None = None
-    ) -> Tensor:
+    def _looked_up(self, x: Tensor, end: Any, row: Tensor, smooth: Tensor) -> Tensor:
         place = self._n.cast(x * (2.0**_WIDTH / end), "int32") + (2 * row + 1) * 2**_WIDTH
-        table = self._sigmoids if table is None else table
-        return straight_through(self._n.take(table, place, axis=0), smooth)
+        return straight_through(self._n.take(self._table, place, axis=0), smooth)
 
 
 def hidden_states(
@@ -133,22 +144,20 @@ def hidden_states(
     4 · units), and both results (batch, steps, units). With the functions of kernels, all is
     rounded as these do; the largest magnitude of a cell state gives its bits: see `cell_bits`.
     """
-    n = namespace(inputs)
-    fixed = _FixedPoint(n, functions, largest)
-    from_inputs = n.matmul(inputs, kernel)
-    from_inputs = fixed.sums(from_inputs if bias is None else from_inputs + bias)
-    states: list[Tensor] = []
-    cells: list[Tensor] = []
-    cell = None
-    for step in range(inputs.shape[1]):
-        total = from_inputs[:, step]
-        if states:
-            total = total + fixed.sums(n.matmul(states[-1], recurrent))
-        opens, keeps, new, shows = parts_of_gates(fixed.clipped_sums(total))
-        unclipped = fixed.cell(fixed.sigmoid(opens) * fixed.tanh(new))
-        if cell is not None:
-            unclipped = unclipped + fixed.cell(fixed.sigmoid(keeps) * cell)
-        cell = fixed.clipped_cell(unclipped)
-        states.append(quantize(fixed.sigmoid(shows) * fixed.tanh_of_cell(cell)))
-        cells.append(unclipped)
-    return n.stack(states, axis=1), n.stack(cells, axis=1)
+    n, units = namespace(inputs), recurrent.shape[0]
+    numbers = _Reals(n, units)
+    if functions is not None:
+        numbers = _FixedPoint(n, units, functions, largest)
+
+    def step(states: Any, part: Tensor) -> Any:
+        hidden, cell = states
+        sums = part + numbers.part(n.matmul(hidden, recurrent))
+        opens, keeps, new, shows = parts_of_gates(numbers.gates(sums))
+        cell = numbers.product(opens, new) + numbers.product(keeps, numbers.cell(cell))
+        return quantize(shows * numbers.tanh(numbers.cell(cell))), cell
+
+    parts = n.matmul(inputs, kernel)
+    parts = n.transpose(numbers.part(parts if bias is None else parts + bias), (1, 0, 2))
+    zeros = 0.0 * n.ones_like(parts[0, :, :units])
+    hidden, cell = n.scan(step, (zeros, zeros), parts)
+    return n.transpose(hidden, (1, 0, 2)), n.transpose(cell, (1, 0, 2))
