@@ -110,6 +110,11 @@ class Lstm(Operation):
             "output; put a Dense layer between them, and convert the model again"
         )
 
+    def real_bias(self, graph: Tensors) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the real values of its biases, and of one unit of each."""
+        units = float(graph.codes(self.inputs[0]).scale) * self.scales[0].astype(np.float64)
+        return self.bias * units, units
+
     # -- in NumPy --------------------------------------------------------------------------------
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
