@@ -177,7 +177,10 @@ def _recurrence(call: OldCall) -> Replacement | None:
     """
     layer, node = call.layer, call.node
     (tensor, *others), options = node.call_args or (None,), node.call_kwargs
-    if not is_keras(tensor) or any(value is not None for value in (*others, *options.values())):
+    # Keras 3 calls it with training=False, which is its default there.
+    others = [value for value in (*others, *options.values()) if value is not None]
+    given = [value for value in others if value is not False]
+    if not is_keras(tensor) or given:
         return None
     if misfit_of_lstm(layer, tensor.shape[1]):
         return None

@@ -96,6 +96,15 @@ class Lstm(Operation):
             return Portability(Basis.IMAGES, "Arm's vectors do not hold products with weights -128")
         return super().portability_of_codes(graph)
 
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: kernels round twice what gates sum up, and training once.
+
+        That moves each of the sums of four gates by up to half a unit of 2^-12, and so does the
+        rounding of biases; a hidden state moves as far, and each code is that much nearer to a tie.
+        """
+        unit = 2.0 ** (gates.GATE_BITS - gates.WIDTH)
+        return min(len(_KERNELS) * unit / float(graph.codes(self.output).scale), 1.0)
+
     def warning(self) -> str | None:
         """See `Operation`: the hidden state changes its grid, and with it all values."""
         grids = [grid_of(codes) for codes in (self.hidden, self.state, self.made)]

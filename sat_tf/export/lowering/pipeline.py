@@ -130,9 +130,10 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
 
     Call it when training is done, before the top-1 is measured; `sat_tf.export_tflite` does the
     same with `snap_biases=True`. It moves β of the BatchNormalization after a linear layer, or the
-    layer's own bias without one, and that of an LSTM; layers with neither stay as they are, and so do layers that are
-    called several times, whose uses have their own grids. Nothing moves in a model that already has
-    the biases of its file. Where the file gives a channel another scale, γ follows it:
+    layer's own bias without one, and that of an LSTM; layers with neither stay as they are, and so
+    do layers that are called several times, whose uses have their own grids. Nothing moves in a
+    model that already has the biases of its file. Where the file gives a channel another scale, γ
+    follows it:
 
         γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = scale' / scale
 

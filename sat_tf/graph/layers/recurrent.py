@@ -45,8 +45,8 @@ def _refuse_lstm(layer: Any) -> str:
     misfit = misfit_of_lstm(layer, shape[1] if len(shape) == 3 else 0)
     usual = (
         "received an LSTM that is called with a mask, a state or training=True, or that is "
-        "annotated, expected a call with one tensor in a model for sat_tf.quantize_model; call it "
-        "so"
+        "annotated, expected a call with one tensor alone, in a model for sat_tf.quantize_model; "
+        "call it so"
     )
     return f"{misfit or usual}, or pass unsupported='float'"
 
