@@ -176,13 +176,13 @@ def _recurrence(call: OldCall) -> Replacement | None:
     all gates at once.
     """
     layer, node = call.layer, call.node
-    (tensor, *others), options = node.call_args or (None,), node.call_kwargs
+    tensors, options = list(node.call_args), node.call_kwargs
     # Keras 3 calls it with training=False, which is its default there.
-    others = [value for value in (*others, *options.values()) if value is not None]
-    given = [value for value in others if value is not False]
-    if not is_keras(tensor) or given:
+    others = [v for v in (*tensors[1:], *options.values()) if v is not None and v is not False]
+    if not tensors or not is_keras(tensors[0]) or others:
         return None
-    if misfit_of_lstm(layer, tensor.shape[1]):
+    (tensor, *_), steps = tensors, tensors[0].shape[1]
+    if misfit_of_lstm(layer, steps):
         return None
     settings = {name: v for name, v in layer.get_config().items() if name not in _BESIDE}
     settings |= {"return_sequences": True, "dropout": 0.0, "activity_regularizer": None}
@@ -190,7 +190,7 @@ def _recurrence(call: OldCall) -> Replacement | None:
     if layer.dropout:
         layers.insert(0, new_layer(L.SpatialDropout1D, layer.dropout, suffix="dropout"))
     if not layer.return_sequences:
-        last = [tensor.shape[1] - 1, tensor.shape[1], None]
+        last = [steps - 1, steps, None]
         layers.append(new_layer("Slice", [last, [None, None, None]], [0], suffix="last"))
     if layer.activity_regularizer is not None:
         layers.append(NewLayer(regularization_of(layer), suffix="regularization"))

@@ -150,8 +150,8 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         if not tf.executing_eagerly() or tf.is_tensor(observes):
             return states(inputs, observes)
         # Operations one by one would take twenty times as long, step after step.
-        key = (self.output_quantizer, self._bit_floor, bool(observes), in_floats)
-        key = tuple(map(id, key))
+        parts = (self.output_quantizer, self._bit_floor, bool(observes), in_floats)
+        key = tuple(map(id, parts))
         if key not in self._graphs:
             graph = functools.partial(states, observes=bool(observes))
             self._graphs[key] = tf.function(graph, autograph=False, reduce_retracing=True)

@@ -194,7 +194,8 @@ def functions_of_kernels() -> Functions:
     rules, numbers = gates.OF_LITERT, np.arange(-(1 << gates.WIDTH), 1 << gates.WIDTH)
     tanhs = [rules.tanh(numbers, bits) for bits in range(gates.MOST_CELL_BITS + 1)]
     unit = 2.0**-gates.WIDTH
-    return Functions(np.float32(rules.sigmoid(numbers) * unit), np.float32(np.stack(tanhs) * unit))
+    sigmoids = (rules.sigmoid(numbers) * unit).astype(np.float32)
+    return Functions(sigmoids, (np.stack(tanhs) * unit).astype(np.float32))
 
 
 def make_weights(

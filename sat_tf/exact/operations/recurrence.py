@@ -202,18 +202,17 @@ class Lstm(Operation):
         cell = Codes(np.float32(2.0 ** (self.cell_bits - gates.WIDTH)), 0)
         name = f"{self.output}/cell_state"
         tensors[_CELL_STATE] = writer.state(name, (units,), np.int16, cell)
-        intermediates = [
-            writer.between(f"{self.output}/intermediate_{i}", (), np.dtype(np.int8), self.hidden)
-            for i in range(_NUM_INTERMEDIATES)
-        ]
-        writer.operator(
+        operator = writer.operator(
             self.operator,
             tensors,
             self.output,
-            intermediates,
             fusedActivationFunction=tfl.ActivationFunctionType.TANH,
             cellClip=float(np.ldexp(self.clip, self.cell_bits - gates.WIDTH)),
         )
+        operator.intermediates = [
+            writer.between(f"{self.output}/intermediate_{i}", (), np.dtype(np.int8), self.hidden)
+            for i in range(_NUM_INTERMEDIATES)
+        ]
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:

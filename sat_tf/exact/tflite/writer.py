@@ -115,28 +115,22 @@ class Writer:
     # -- operators -------------------------------------------------------------------------------
 
     def operator(
-        self,
-        kind: Operator,
-        inputs: Iterable[int | str],
-        output: int | str,
-        intermediates: Sequence[int] = (),
-        **options: Any,
-    ) -> None:
-        """Adds an operator; an input of -1 is left out, and intermediate tensors are its own."""
+        self, kind: Operator, inputs: Iterable[int | str], output: int | str, **options: Any
+    ) -> Any:
+        """Adds an operator, in which -1 stands for an input that is left out; returns it."""
         operator = _table(
             tfl.OperatorT,
             opcodeIndex=self._code(kind.name, kind.version),
             inputs=[self.indices.get(tensor, tensor) for tensor in inputs],
             outputs=[self.indices.get(output, output)],
         )
-        if intermediates:
-            operator.intermediates = list(intermediates)
         if kind.options:
             operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
             operator.builtinOptions = _table(getattr(tfl, f"{kind.options}T"), **options)
         elif options:
             raise TypeError(f"{kind.name}: received {', '.join(options)}, expected no options")
         self.subgraph.operators.append(operator)
+        return operator
 
     def finish(
         self,

@@ -41,8 +41,9 @@ def misfit_of_lstm(layer: Any, steps: int | None) -> str | None:
 
 
 def _refuse_lstm(layer: Any) -> str:
-    shape = layer.get_input_shape_at(0) if layer.inbound_nodes else ()
-    misfit = misfit_of_lstm(layer, shape[1] if len(shape) == 3 else 0)
+    # The layers inside others have no calls of their own.
+    steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
+    misfit = misfit_of_lstm(layer, steps)
     usual = (
         "received an LSTM that is called with a mask, a state or training=True, or that is "
         "annotated, expected a call with one tensor alone, in a model for sat_tf.quantize_model; "
