@@ -66,7 +66,8 @@ def role_of(layer: keras.layers.Layer) -> Role:
 
 def reads_ids(layer: keras.layers.Layer) -> bool:
     """Whether a layer, or one inside it, takes its input for ids, as Embedding does."""
-    return any(find_kind(module).reads_ids for module in (layer, *layer.submodules))
+    # `submodules` fails on an LSTM whose dropout has been called.
+    return any(find_kind(module).reads_ids for module in layer._flatten_layers())
 
 
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:

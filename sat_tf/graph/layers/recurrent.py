@@ -8,7 +8,7 @@ from sat_tf.graph.layers.kind import SAME, Kinds, LayerKind, Role
 from sat_tf.graph.operation_layers import LongShortTermMemory
 
 # Settings of an LSTM that kernels do not have.
-_OFF = ("stateful", "return_state", "go_backwards", "time_major")
+_OFF = ("return_state", "go_backwards", "time_major")
 
 
 def misfit_of_lstm(layer: Any, steps: int | None) -> str | None:
