@@ -59,7 +59,8 @@ def test_a_forecast_is_exported_without_a_difference_and_near_to_float(forecast,
     _, model, quantized = forecast
     float_values = model.predict(HELD_OUT, verbose=0)
     off = quantized.predict(HELD_OUT, verbose=0) - float_values
-    assert np.sqrt(np.mean(off**2)) < 0.03 * np.std(float_values)
+    # So few states have 8 bits each: 2 to 6 % of the deviation of the forecasts.
+    assert np.sqrt(np.mean(off**2)) < 0.08 * np.std(float_values)
     path = tmp_path / "model.tflite"
     file = {"snap_biases": True}
     _, certificate = proved(quantized, path, HELD_OUT[:40], file=file)
@@ -165,6 +166,15 @@ def test_other_forms_are_refused_by_name(text):
     model = tf_keras.Model(read, L.Dense(2)(L.LSTM(4, name="states", **REFUSED[text])(read)))
     with pytest.raises(ValueError, match=f"states: received an LSTM with {text}, expected"):
         sat_tf.quantize_model(model, POLICY)
+
+
+def test_a_plan_says_what_an_lstm_becomes():
+    read = tf_keras.Input((STEPS, 3))
+    x = L.LSTM(4, return_sequences=True, name="states")(L.Dense(3)(read))
+    plan = sat_tf.explain(tf_keras.Model(read, x), 4)
+    (layer,) = [layer for layer in plan.layers if layer.name == "states"]
+    assert "its states, of weights of 8 bits, read by" in layer.activation_reason
+    assert layer.activation.bits == 8
 
 
 def test_sequences_of_open_length_are_refused_by_name():
