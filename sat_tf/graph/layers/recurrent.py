@@ -45,9 +45,8 @@ def _refuse_lstm(layer: Any) -> str:
     steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
     misfit = misfit_of_lstm(layer, steps)
     usual = (
-        "received an LSTM that is called with a mask, a state or training=True, or that is "
-        "annotated, expected a call with one tensor alone, in a model for sat_tf.quantize_model; "
-        "call it so"
+        "received an LSTM, which sat_tf.quantize_model takes where one tensor alone is given to "
+        "it; call it without a mask, a state and training=True"
     )
     return f"{misfit or usual}, or pass unsupported='float'"
 
