@@ -163,6 +163,9 @@ NAMESPACE = SimpleNamespace(
     largest_magnitude=_largest_magnitude,
     range_gradients=_range_gradients,
     replicas=lambda: 1,
+    scan=lambda step, initial, elements: ops.scan(
+        lambda carry, element: (step(carry, element),) * 2, initial, elements
+    )[1],
     search_rows=_search_rows,
     solve=_solve,
     sums_by_id=_sums_by_id,

@@ -555,6 +555,7 @@ NAMESPACE = SimpleNamespace(
     range_gradients=range_gradients,
     replicas=lambda: tf.distribute.get_strategy().num_replicas_in_sync,
     rsqrt=tf.math.rsqrt,
+    scan=lambda step, initial, elements: tf.scan(step, elements, initial),
     search_rows=tf.searchsorted,
     solve=solve,
     sum=tf.reduce_sum,

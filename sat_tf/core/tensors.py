@@ -29,6 +29,7 @@ def namespace(x: Any) -> Namespace:
 
         tensor(x, dtype)                      a variable, an array or a number as a tensor
         in_widest(x)                          in float64, or the widest type that there is
+        scan(step, initial, elements)         all of step(before, element), the first on `initial`
         sums_by_id(values, ids, size)         the sum of the values of each id, in that type
         search_rows(ascending, rows, side)    `searchsorted` in each row
         solve(matrices, right)                of symmetric, positive definite matrices

@@ -71,6 +71,12 @@ def keras_of_graph(graph: Graph) -> keras.Model:
                 "scales of its own; requantize the model with stream_bits=8, or use "
                 "sat_tf.export_tflite."
             )
+    problems += [
+        f"{operation.output}: received {', '.join(operation.operators)}, which TensorFlow's "
+        "converter does not write from a model of sat-tf; use sat_tf.export_tflite."
+        for operation in graph.operations
+        if type(operation) not in ON_REALS
+    ]
     if problems:
         raise ModelError(graph.name, problems)
     keys = graph.keys[0] or tuple(image.name for image in graph.images)

@@ -8,7 +8,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.graph.layers import activations, linear, movements, normalization, unquantized
+from sat_tf.graph.layers import (
+    activations,
+    linear,
+    movements,
+    normalization,
+    recurrent,
+    unquantized,
+)
 from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
 from sat_tf.graph.layers.kind import (
     Combination,
@@ -31,6 +38,7 @@ KINDS: Kinds = {
     **normalization.KINDS,
     **activations.KINDS,
     **movements.KINDS,
+    **recurrent.KINDS,
     **unquantized.KINDS,
 }
 
@@ -58,7 +66,8 @@ def role_of(layer: keras.layers.Layer) -> Role:
 
 def reads_ids(layer: keras.layers.Layer) -> bool:
     """Whether a layer, or one inside it, takes its input for ids, as Embedding does."""
-    return any(find_kind(module).reads_ids for module in (layer, *layer.submodules))
+    # `submodules` fails on an LSTM whose dropout has been called.
+    return any(find_kind(module).reads_ids for module in layer._flatten_layers())
 
 
 def table_of(layer: keras.layers.Layer) -> str:
@@ -260,8 +269,10 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
         function = layer.function
         return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
     inner = _inner(layer)
-    is_of_keras3 = isinstance(inner, unquantized.LeftFloat)
-    fix = inner.fix if is_of_keras3 else KINDS.get(type(inner), _UNKNOWN).fix
+    row = KINDS.get(type(inner), _UNKNOWN)
+    if problem := row.refuse(inner):
+        return problem
+    fix = inner.fix if isinstance(inner, unquantized.LeftFloat) else row.fix
     fix = f"; {fix}" if fix else ""
     return f"received {class_name(layer)}, which sat-tf does not quantize{fix}"
 

@@ -15,6 +15,7 @@ from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role, axes_of
+from sat_tf.graph.layers.recurrent import misfit_of_lstm
 from sat_tf.graph.network import (
     Network,
     check_model,
@@ -22,7 +23,12 @@ from sat_tf.graph.network import (
     output_names,
     refuse_wrapped,
 )
-from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
+from sat_tf.graph.operation_layers import (
+    LongShortTermMemory,
+    OfSeveralTensors,
+    Scaling,
+    TensorFlowOperation,
+)
 from sat_tf.graph.operations.operation import (
     NewLayer,
     OldCall,
@@ -45,6 +51,8 @@ def replacement_of(call: OldCall) -> Replacement | None:
     if call.symbol:
         return _replacement_of_operation(call)
     layer_type = type(call.layer)
+    if layer_type is L.LSTM:
+        return _recurrence(call) or _of_several(call)
     if layer_type is _WeightedSum:
         return _weighted_sum(call)
     if layer_type in _LAYERS:
@@ -129,8 +137,7 @@ def _linear(call: OldCall) -> list[NewLayer] | None:
     layer, padding, activation = call.layer, _padding(call), _separate_activation(call)
     if not padding and not activation:
         return None
-    beside = ("name", "dtype", "trainable", "batch_input_shape")
-    settings = {name: v for name, v in layer.get_config().items() if name not in beside}
+    settings = {name: v for name, v in layer.get_config().items() if name not in _BESIDE}
     settings |= {"padding": "valid"} if padding else {}
     settings |= {"activation": "linear", "activity_regularizer": None} if activation else {}
     linear = _of_config(type(layer), settings, layer.get_weights())
@@ -156,6 +163,38 @@ def _padding(call: OldCall) -> list[NewLayer]:
         return []
     margin = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
     return [new_layer(L.ZeroPadding1D, (margin, 0), suffix="padding")]
+
+
+# Settings that a layer gets where it is made.
+_BESIDE = ("name", "dtype", "trainable", "batch_input_shape")
+
+
+def _recurrence(call: OldCall) -> Replacement | None:
+    """An LSTM with the states of all steps, with a slice behind where the last one is the output.
+
+    Its dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for
+    all gates at once.
+    """
+    layer, node = call.layer, call.node
+    tensors, options = list(node.call_args), node.call_kwargs
+    # Keras 3 calls it with training=False, which is its default there.
+    others = [v for v in (*tensors[1:], *options.values()) if v is not None and v is not False]
+    if not tensors or not is_keras(tensors[0]) or others:
+        return None
+    (tensor, *_), steps = tensors, tensors[0].shape[1]
+    if misfit_of_lstm(layer, steps):
+        return None
+    settings = {name: v for name, v in layer.get_config().items() if name not in _BESIDE}
+    settings |= {"return_sequences": True, "dropout": 0.0, "activity_regularizer": None}
+    layers = [_of_config(LongShortTermMemory, settings, layer.get_weights())]
+    if layer.dropout:
+        layers.insert(0, new_layer(L.SpatialDropout1D, layer.dropout, suffix="dropout"))
+    if not layer.return_sequences:
+        last = [steps - 1, steps, None]
+        layers.append(new_layer("Slice", [last, [None, None, None]], [0], suffix="last"))
+    if layer.activity_regularizer is not None:
+        layers.append(NewLayer(regularization_of(layer), suffix="regularization"))
+    return Replacement([tensor], layers)
 
 
 # Settings of a separable convolution that its two layers have under the same names.
@@ -249,6 +288,8 @@ def rewritten(
       with its name and a scaling `<name>_scale` in front.
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
       layers `<name>_image` and `<name>_row`.
+    - An LSTM that kernels can compute becomes one with the states of all steps; a slice behind it,
+      `<name>_last`, takes the last one.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
     - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.

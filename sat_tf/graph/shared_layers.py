@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.arguments import training_argument
-from sat_tf.core.tensors import namespace
+from sat_tf.core.recurrence import Function, Functions, hidden_states, on_codes_of_gates
+from sat_tf.core.tensors import in_float32, namespace
 from sat_tf.messages import did_you_mean
 
 # The stand-in for the layer class of either Keras, which is the other base of a class.
@@ -195,6 +196,26 @@ class StopGradient(_Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
+
+
+class LongShortTermMemory(_Layer):
+    """An LSTM of Keras, whose hidden states of all steps a quantizer can have on codes.
+
+    Its base is the LSTM of either Keras, with return_sequences=True, which a call computes.
+    """
+
+    def all_states(
+        self, inputs: Any, quantize: Function, functions: Functions | None, largest: Any
+    ) -> tuple[Any, Any]:
+        """The hidden and the cell states of all steps, of int8 weights: see `hidden_states`."""
+        n, cell = namespace(inputs), self.cell
+        kernel, recurrent = (
+            on_codes_of_gates(in_float32(n, weights))
+            for weights in (cell.kernel, cell.recurrent_kernel)
+        )
+        bias = None if cell.bias is None else in_float32(n, cell.bias)
+        source = in_float32(n, inputs)
+        return hidden_states(source, kernel, recurrent, bias, quantize, functions, largest)
 
 
 class OfSeveralTensors(_Layer):

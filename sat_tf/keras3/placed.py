@@ -27,8 +27,9 @@ from sat_tf.qat.wrapper import QuantizedLayer
 
 # Settings that do not change what a layer computes, or are set separately.
 _BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
-# A layer that gets its weights needs no initializers; `rng_type` is for random layers of tf_keras.
-_WITHOUT_EFFECT = ("_initializer", "rng_type")
+# A layer that gets its weights needs no initializers; `rng_type` is for random layers of tf_keras,
+# and `implementation` for its recurrent ones, which compute the same in two ways.
+_WITHOUT_EFFECT = ("_initializer", "rng_type", "implementation")
 # Settings that both Kerases write alike, by the ends of their names.
 _SERIALIZED = {"regularizer": keras3.regularizers, "constraint": keras3.constraints}
 # Settings that Keras 3 does not have, with the value at which tf_keras does the same.
@@ -184,7 +185,7 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     original, translation = pair
     if type(original).__module__.startswith("sat_tf."):
         return original
-    if not isinstance(layer, type(translation)):
+    if type(layer) is not type(translation):
         return None
     # An activation, or padding, may have become a layer of its own.
     new_settings, old_settings = (

@@ -40,7 +40,7 @@ from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quanti
 from sat_tf.quantizers.best_levels import best_observed_range, best_range_of_logits
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
-from sat_tf.quantizers.values import SKEW, Function, itself
+from sat_tf.quantizers.values import SKEW, WITHIN, Function, itself
 
 _FEW_IMAGES = 32
 # Mean deviation, in standard deviations, up to which statistics count as those of the images: 64
@@ -234,7 +234,10 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
             return unrounded(node, input_parts)
         outputs, input_twins = [], []
         for inputs in input_parts:
-            outputs.append(call_unrounded(node, inputs))
+            if node.layer.place == WITHIN:  # an LSTM, whose cell states are looked at, too
+                outputs.append(node.layer.before_quantization(inputs, training=True))
+            else:
+                outputs.append(call_unrounded(node, inputs))
             if rounds_to_input(node.layer):
                 input_twins.append(quantizer.float_twin(inputs))
         if node.name not in samples:
@@ -251,6 +254,9 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         return one_by_one(outputs)
 
     unrounded = each_part(call_unrounded)
+    for node in network:
+        if isinstance(node.layer, QuantizedLayer) and node.layer.place == WITHIN:
+            node.layer.forget_cells()
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
         for images in batches:
             walk(network, images, sampled)

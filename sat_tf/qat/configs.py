@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.exact.targets.processors import PROCESSORS, saved_target, target_problem
 from sat_tf.graph import layer_kinds, shared_layers
-from sat_tf.graph.layers.kind import NativeFunction
+from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network
 from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import ModelError, ProblemsError
@@ -19,7 +19,14 @@ from sat_tf.qat.policy_fields import warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import make_weights
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
-from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD
+from sat_tf.quantizers.values import (
+    ACTIVATION,
+    AROUND,
+    BEFORE_ACTIVATION,
+    BEHIND,
+    INSTEAD,
+    WITHIN,
+)
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -152,6 +159,8 @@ class PlacedConfig(_ConfigOfScheme):
             return INSTEAD
         if self.around:
             return AROUND
+        if self.output is not None and layer_kinds.role_of(layer) is Role.RECURRENCE:
+            return WITHIN
         if not self.stands_at_activation(layer):
             return BEHIND
         return BEFORE_ACTIVATION if layer_kinds.is_softmax(layer) else ACTIVATION

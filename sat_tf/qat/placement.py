@@ -43,7 +43,10 @@ _STREAMS = (  # without a rectifier
 _WITHOUT_GRID = (Role.INPUT, Role.MOVEMENT, Role.LOOKUP, Role.OPAQUE)
 _SATURATE_AT_8_BITS = (
     *(Role.SUM, Role.PRODUCT, Role.MATRIX_PRODUCT, Role.CONCATENATION, Role.MEAN),
+    Role.RECURRENCE,
 )
+# The bits of the codes that an LSTM's kernel reads and makes.
+_BITS_OF_STATES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +256,8 @@ def _grids(
 def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
     """Whether a tensor can have the grid of the concatenation, or of the pool, that reads it."""
     name, input_roles = node.name, [roles.of[roles.origin(tensor)] for tensor in reader.inputs]
-    without_grid = (*_WITHOUT_GRID, Role.SOFTMAX, Role.AFFINE)
+    # The next step of a recurrence reads its output.
+    without_grid = (*_WITHOUT_GRID, Role.SOFTMAX, Role.AFFINE, Role.RECURRENCE)
     ends_in_softmax = roles.of[name] is Role.LINEAR and layer_kinds.is_softmax(node.layer)
     if roles.of[name] in without_grid or ends_in_softmax or name in demands.around:
         return False
@@ -272,6 +276,8 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     stream_bits, floats = roles.policies[name].stream_bits, kinds & FLOATS
     if name not in roles.annotations or not roles.quantize_activations:
         return None
+    if role is Role.RECURRENCE:
+        return _Grid(_BITS_OF_STATES, is_stream=True)
     if role is Role.SOFTMAX:
         operator = layer_kinds.native_of(node.layer)
         each_value = layer_kinds.works_on_each_value(node.layer)
@@ -477,10 +483,10 @@ def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[in
     """The linear layers that read a tensor, or an identity behind it, at bits of their own."""
     readers: dict[tuple[int, str], list[str]] = {}
     for reader in roles.network.consumers(node.name):
-        policy = roles.policies[reader.name]
-        bits = policy.activation_bits
+        policy, role = roles.policies[reader.name], roles.of[reader.name]
+        bits = _BITS_OF_STATES if role is Role.RECURRENCE else policy.activation_bits
         as_it_is = is_stream and not policy.requantize_streams
-        if roles.of[reader.name] is Role.LINEAR and bits is not None and not as_it_is:
+        if role in (Role.LINEAR, Role.RECURRENCE) and bits is not None and not as_it_is:
             (tensor,) = roles.whole[reader.name].inputs
             readers.setdefault((bits, tensor), []).append(reader.name)
     return readers

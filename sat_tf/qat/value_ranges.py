@@ -173,6 +173,8 @@ _ALIKE = 3.0
 # Mean and standard deviation of pixels, as shares of their range: those of photographs.
 _PIXEL_MEAN, _PIXEL_DEVIATION = 0.45, 0.27
 _CHANNELS_LOOKED_AT = 64
+# The values of the hidden states of an LSTM, which are between -1 and 1.
+_HIDDEN_STATES = np.tanh(0.5 * _QUANTILES)
 # The factor on the best levels for normal distributions. Those of trained networks are 1.05 to 1.4
 # times as large in the median over a network. Clipping also moves means, more so in deeper layers:
 # without data nothing corrects that, so networks of depthwise convolutions do best with still more
@@ -451,4 +453,5 @@ _MAKERS: Mapping[Role, Callable[[Node, Sequence[Spread]], _Array]] = {
     Role.FUNCTION: _function,
     Role.SOFTMAX: _function,
     Role.MOVEMENT: _moved,
+    Role.RECURRENCE: lambda node, inputs: np.tile(_HIDDEN_STATES, (node.shape[-1] or 1, 1)),
 }

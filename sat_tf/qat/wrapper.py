@@ -1,10 +1,11 @@
 """The Keras layer that quantizes another layer's kernel and output."""
 
 import contextlib
+import functools
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -76,6 +77,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         # Past Keras' own __setattr__, which would track it and make the layer impossible to copy.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
         object.__setattr__(self, "_copy", None)
+        object.__setattr__(self, "_graphs", {})
         self.use_kernel(None)
 
     # Otherwise a SavedModel whose configuration cannot be read would silently load as a layer that
@@ -134,6 +136,25 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         if training and with_gradient is not None:
             return with_gradient(self.layer, inputs)
         return super()._call_layer(inputs, training)
+
+    def _states(
+        self,
+        quantize: Callable[[Any], Any],
+        inputs: Any,
+        observes: Any,
+        *,
+        in_floats: bool = False,
+    ) -> Any:
+        states = functools.partial(super()._states, quantize, in_floats=in_floats)
+        if not tf.executing_eagerly() or tf.is_tensor(observes):
+            return states(inputs, observes)
+        # Operations one by one would take twenty times as long, step after step.
+        parts = (self.output_quantizer, self._bit_floor, bool(observes), in_floats)
+        key = tuple(map(id, parts))
+        if key not in self._graphs:
+            graph = functools.partial(states, observes=bool(observes))
+            self._graphs[key] = tf.function(graph, autograph=False, reduce_retracing=True)
+        return self._graphs[key](inputs)
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
         """The effective kernel, in float32; None if the layer has no kernel."""
@@ -211,7 +232,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         del state["_one_call_at_a_time"]
-        return {**state, "_copy": None, "constant_kernel": None}
+        return {**state, "_copy": None, "_graphs": {}, "constant_kernel": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_one_call_at_a_time": threading.RLock()})

@@ -5,14 +5,32 @@ what their library forces on them: how they are built, saved and loaded.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from sat_tf.arguments import training_argument
 from sat_tf.core.grid import off_halves, on_int8_codes
+from sat_tf.core.recurrence import Functions
 from sat_tf.core.tensors import in_float32, namespace
+from sat_tf.exact.kernels import gates
+from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
-from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD
+from sat_tf.quantizers.values import (
+    ACTIVATION,
+    AROUND,
+    BEFORE_ACTIVATION,
+    BEHIND,
+    ENDS,
+    INSTEAD,
+    WITHIN,
+    itself,
+)
+
+# The observer of the cell states of a recurrent layer, whose variables have names that begin so.
+_CELL, _OBSERVER = "cell_", RangeObserver()
 
 # Stands for the wrapper of either Keras, which is the other base of a class.
 _Wrapper: Any = object
@@ -48,6 +66,8 @@ class QuantizingLayer(_Wrapper):
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in a call: the output on effective weights."""
+        if self.place == WITHIN:
+            return self._states(itself, inputs, training, in_floats=True)
         seen: list[Any] = []
 
         def catch(tensor: Any) -> Any:
@@ -67,6 +87,8 @@ class QuantizingLayer(_Wrapper):
         """
         if place == INSTEAD:
             return quantize(inputs)
+        if place == WITHIN:
+            return self._states(quantize, inputs, training if self.trainable else False)
         if place == ACTIVATION:
             return self._run(inputs, training, quantize)
         if place == BEFORE_ACTIVATION:
@@ -80,6 +102,37 @@ class QuantizingLayer(_Wrapper):
             moved = off_halves(outputs, codes.scale, codes.lowest, codes.intervals, window)
             return namespace(moved).cast(quantize(moved), outputs.dtype)
         return quantize(self._run(inputs, training))
+
+    def _states(
+        self,
+        quantize: Callable[[Any], Any],
+        inputs: Any,
+        observes: Any,
+        *,
+        in_floats: bool = False,
+    ) -> Any:
+        """The hidden states of a recurrent layer, as a file computes them or on real values."""
+        functions = None if in_floats else functions_of_kernels()
+        states, cells = self.layer.all_states(inputs, quantize, functions, self.largest_cell)
+        _OBSERVER(cells, observes, self._of_cell)
+        return namespace(states).cast(states, self.layer.compute_dtype)
+
+    @property
+    def _of_cell(self) -> dict[str, Any]:
+        """The variables of the cell states' observer, by its names for them."""
+        names = _OBSERVER.variables(())
+        return {name: self.output_variables[f"{_CELL}{name}"] for name in names}
+
+    @property
+    def largest_cell(self) -> Any:
+        """The largest magnitude of the cell states of a recurrent layer that was seen, or 0."""
+        low, high = (self._of_cell[name] for name in ENDS)
+        n = namespace(low)
+        return n.maximum(-n.tensor(low), n.tensor(high))
+
+    def forget_cells(self) -> None:
+        """Takes the cell states of a recurrent layer as never seen."""
+        _OBSERVER.remember(0.0, 0.0, self._of_cell, 0)
 
     def _run(self, inputs: Any, training: Any, activation: Any = None) -> Any:
         """Calls the layer inside with effective weights, and another activation if there is one."""
@@ -127,8 +180,22 @@ class QuantizingLayer(_Wrapper):
         output_variables: dict[str, Any] = {}
         if self.output_quantizer is not None:
             shape = self._output_shape(input_shape)
-            output_variables = self.make_variables(self.output_quantizer.variables(shape))
+            specs = dict(self.output_quantizer.variables(shape))
+            if self.place == WITHIN:
+                of_cell = _OBSERVER.variables(())
+                specs |= {f"{_CELL}{name}": spec for name, spec in of_cell.items()}
+            output_variables = self.make_variables(specs)
         return kernel_variables, output_variables
+
+
+@functools.cache
+def functions_of_kernels() -> Functions:
+    """The sigmoid and the tanh of LiteRT's LSTM."""
+    rules, numbers = gates.OF_LITERT, np.arange(-(1 << gates.WIDTH), 1 << gates.WIDTH)
+    tanhs = [rules.tanh(numbers, bits) for bits in range(gates.MOST_CELL_BITS + 1)]
+    unit = 2.0**-gates.WIDTH
+    sigmoids = (rules.sigmoid(numbers) * unit).astype(np.float32)
+    return Functions(sigmoids, (np.stack(tanhs) * unit).astype(np.float32))
 
 
 def make_weights(

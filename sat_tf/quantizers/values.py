@@ -82,7 +82,8 @@ ACTIVATION = "activation"  # instead of the layer's activation function, which r
 BEFORE_ACTIVATION = "before activation"  # in front of a softmax
 INSTEAD = "instead"  # instead of the whole layer, which rectifies
 AROUND = "around"  # in front of the whole layer and behind: what it reads is on the same grid
-PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
+WITHIN = "within"  # inside a recurrent layer: what each step makes, and the next one reads
+PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND, WITHIN)
 
 
 def known_sizes(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:

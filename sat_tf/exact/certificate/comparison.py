@@ -209,6 +209,11 @@ class TrainedCounter:
             if not product.real:
                 multipliers = linear.requantization_multipliers(graph, product).astype(np.float64)
                 shares[product.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
+        shares |= {
+            op.output: share
+            for op in graph.operations
+            if (share := op.share_rounded_otherwise(graph))
+        }
         self._tensors = {
             name: TrainedCount(name, tensor.shape, explained_share=shares.get(name, 0.0))
             for name, tensor in ((name, graph.tensors[name]) for name in trained.names)

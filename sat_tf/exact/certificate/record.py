@@ -91,7 +91,7 @@ class TrainedCount(TensorCount):
     alone_compared: int = 0  # The number of codes computed from Keras' own, on the first images.
     alone_differing: int = 0  # The number that differ, without saturated ones.
     # The largest share that differs because biases are integers: in each channel, half of the
-    # codes that a unit of its sum is worth.
+    # codes that a unit of its sum is worth. An LSTM has such a share of its own.
     explained_share: float = 0.0
 
     @property

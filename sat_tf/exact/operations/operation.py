@@ -196,6 +196,10 @@ class Operation(abc.ABC):
         """Returns its portability where it makes codes."""
         return Portability(Basis.RULE, self.same_because)
 
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """Returns the share of its codes that training may round otherwise, beside biases."""
+        return 0.0
+
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """Returns why kernels may end the process that runs them; None where they never do."""
         return None

@@ -1,9 +1,8 @@
-"""The fused LSTM of other tools' files: int8 codes and weights, and a cell state of 16 bits."""
+"""The fused LSTM: int8 codes and weights, and a cell state of 16 bits."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
@@ -16,7 +15,7 @@ from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, StoredTensor
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, grid_of
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensors
-from sat_tf.exact.tflite.writer import Writer
+from sat_tf.exact.tflite.writer import Operator, Writer
 
 _NAME = "UNIDIRECTIONAL_SEQUENCE_LSTM"
 # The operator's tensors, by their places. Gates are in the order input, forget, cell, output.
@@ -44,8 +43,9 @@ class Lstm(Operation):
         i, f, o = sigmoid(W · x + R · h + b), g = tanh(W · x + R · h + b)
         c = f c + i g, clipped; h = o tanh(c)
 
-    Where the file couples the input gate with the forget gate, i = 1 - f. Runtimes keep c and h
-    from one run to the next until they are told to reset them, as `litert.runtime` does each time.
+    Where a file of another tool couples the input gate with the forget gate, i = 1 - f. Runtimes
+    keep c and h from one run to the next until they are told to reset them, as `litert.runtime`
+    does each time.
     """
 
     # Codes of the inputs' and of the hidden state's weights: (gates, units) as rows, and columns.
@@ -63,9 +63,7 @@ class Lstm(Operation):
     # tensors; None where sequences are.
     time_first: tuple[int, int] | None = None
 
-    reads = (_NAME,)
-    writes = ()
-    operators = (_NAME,)
+    operator = Operator(_NAME, 1, "UnidirectionalSequenceLSTMOptions")
     rounds = True
     takes_one_image = True  # the states have the batch of the file
     same_because = (
@@ -98,6 +96,15 @@ class Lstm(Operation):
             return Portability(Basis.IMAGES, "Arm's vectors do not hold products with weights -128")
         return super().portability_of_codes(graph)
 
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: kernels round twice what gates sum up, and training once.
+
+        That moves each of the sums of four gates by up to half a unit of 2^-12, and so does the
+        rounding of biases; a hidden state moves as far, and each code is that much nearer to a tie.
+        """
+        unit = 2.0 ** (gates.GATE_BITS - gates.WIDTH)
+        return min(len(_KERNELS) * unit / float(graph.codes(self.output).scale), 1.0)
+
     def warning(self) -> str | None:
         """See `Operation`: the hidden state changes its grid, and with it all values."""
         grids = [grid_of(codes) for codes in (self.hidden, self.state, self.made)]
@@ -111,6 +118,11 @@ class Lstm(Operation):
             "TensorFlow's converter does so where, for example, a concatenation or a sum reads the "
             "output; put a Dense layer between them, and convert the model again"
         )
+
+    def real_bias(self, graph: Tensors) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the real values of its biases, and of one unit of each."""
+        units = float(graph.codes(self.inputs[0]).scale) * self.scales[0].astype(np.float64)
+        return self.bias * units, units
 
     # -- in NumPy --------------------------------------------------------------------------------
 
@@ -161,9 +173,46 @@ class Lstm(Operation):
 
     # -- in a file -------------------------------------------------------------------------------
 
-    def write(self, writer: Writer) -> NoReturn:
-        """Raises TypeError."""
-        raise TypeError(f"{self.output}: {_NAME} is an operator of other tools.")
+    def write(self, writer: Writer) -> None:
+        """See `Operation`.
+
+        Raises ValueError for an input gate that is coupled, and for steps that come first.
+        """
+        count, units = len(self.bias) // self.units, self.units
+        if count != len(_KERNELS) or self.time_first:
+            raise ValueError(
+                f"{self.output}: received {count} gates, or steps as the first dimension, expected "
+                f"{len(_KERNELS)} gates and sequences as the first dimension."
+            )
+        tensors: list[int | str] = [-1] * _NUM_TENSORS[1]
+        tensors[0] = self.inputs[0]
+        for gate in range(count):
+            rows = slice(gate * units, (gate + 1) * units)
+            for part, (what, places) in enumerate(
+                (("kernel", _KERNELS), ("recurrent_kernel", _RECURRENT))
+            ):
+                name = f"{self.output}/{what}_{gate}"
+                codes = np.ascontiguousarray(self.kernels[part][rows], np.int8)
+                scale = self.scales[part][rows.start]
+                tensors[places[gate]] = writer.constant(name, codes, scale)
+            bias = self.bias[rows].astype(np.int32)
+            tensors[_BIASES[gate]] = writer.constant(f"{self.output}/bias_{gate}", bias)
+        name = f"{self.output}/hidden_state"
+        tensors[_HIDDEN_STATE] = writer.state(name, (units,), np.int8, self.state)
+        cell = Codes(np.float32(2.0 ** (self.cell_bits - gates.WIDTH)), 0)
+        name = f"{self.output}/cell_state"
+        tensors[_CELL_STATE] = writer.state(name, (units,), np.int16, cell)
+        operator = writer.operator(
+            self.operator,
+            tensors,
+            self.output,
+            fusedActivationFunction=tfl.ActivationFunctionType.TANH,
+            cellClip=float(np.ldexp(self.clip, self.cell_bits - gates.WIDTH)),
+        )
+        operator.intermediates = [
+            writer.between(f"{self.output}/intermediate_{i}", (), np.dtype(np.int8), self.hidden)
+            for i in range(_NUM_INTERMEDIATES)
+        ]
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -211,6 +260,9 @@ class Lstm(Operation):
         )
         operation._expect_no_overflow(source)
         return operation, codes
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        """See `Operation`: its activation is not one of a rectifier's."""
 
     def _expect_no_overflow(self, source: Codes) -> None:
         """Raises where the sums of the inputs or of the hidden state may overflow in kernels."""

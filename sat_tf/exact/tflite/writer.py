@@ -15,6 +15,7 @@ _FILE_IDENTIFIER = b"TFL3"
 _SCHEMA_VERSION = 3
 _BITS_PER_BYTE = 8
 
+_INT32 = np.dtype(np.int32)
 _TYPES = {np.dtype(name): getattr(tfl.TensorType, name.upper()) for name in KEPT_TYPES}
 
 
@@ -63,10 +64,16 @@ class Writer:
         dtype = np.dtype(np.float32) if tensor.codes is None else tensor.codes.dtype
         self._activation(tensor.name, tensor.shape, dtype, tensor.codes)
 
-    def between(self, name: str, shape: tuple[int, ...]) -> int:
-        """Adds a tensor of int32 that no other operation reads; returns its index."""
+    def between(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype = _INT32,
+        codes: Codes | None = None,
+    ) -> int:
+        """Adds a tensor that no other operation reads; returns its index."""
         name = self.unused(name)
-        self._activation(name, shape, np.dtype(np.int32), None)
+        self._activation(name, shape, dtype, codes)
         return self.indices[name]
 
     def constant(
@@ -93,6 +100,12 @@ class Writer:
         """Adds a float tensor that an operator makes from a constant; returns its index."""
         return self._constant(name, shape, tfl.TensorType.FLOAT32, 0, None)
 
+    def state(self, name: str, shape: tuple[int, ...], dtype: type, grid: Codes) -> int:
+        """Adds a variable tensor, which an operator keeps from step to step; returns its index."""
+        index = self.between(name, shape, np.dtype(dtype), grid)
+        self.subgraph.tensors[index].isVariable = True
+        return index
+
     def unused(self, name: str) -> str:
         """Returns a name that no other tensor has: LiteRT finds tensors by their names."""
         name = free_name(name, self._names)
@@ -103,8 +116,8 @@ class Writer:
 
     def operator(
         self, kind: Operator, inputs: Iterable[int | str], output: int | str, **options: Any
-    ) -> None:
-        """Adds an operator."""
+    ) -> Any:
+        """Adds an operator, in which -1 stands for an input that is left out; returns it."""
         operator = _table(
             tfl.OperatorT,
             opcodeIndex=self._code(kind.name, kind.version),
@@ -117,6 +130,7 @@ class Writer:
         elif options:
             raise TypeError(f"{kind.name}: received {', '.join(options)}, expected no options")
         self.subgraph.operators.append(operator)
+        return operator
 
     def finish(
         self,

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.core.grid import int8_codes
+from sat_tf.core.recurrence import parts_of_gates
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
+from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.exact.operations.tabled import (
     Computed,
     Reshape,
@@ -307,6 +309,49 @@ class AveragePoolDraft(OperationDraft):
         if len(down) > 1:
             builder.add(joined(bands, name, 0), output.shape, codes)
         return name
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrenceDraft(Draft):
+    """An LSTM, whose operation makes and reads the codes of one grid."""
+
+    inputs: tuple[str, ...]  # The tensor of its steps.
+    # The weights of the inputs and of the hidden state, (inputs, 4 · units) and (units, 4 · units).
+    weights: tuple[np.ndarray, ...]
+    bias: np.ndarray | None  # (4 · units,), or None.
+    cell_bits: int  # The bits of the cell state in front of its point.
+
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        """See `Draft`: its kernel reads and makes codes alone."""
+        source, codes = builder.codes(self.inputs[0]), output.codes
+        if source is None or codes is None:
+            raise TypeError(f"{output.name}: float values of an LSTM, expected codes.")
+        pairs = [list(map(int8_codes, parts_of_gates(weights))) for weights in self.weights]
+        units = self.weights[1].shape[0]
+        kernels, scales = zip(
+            *(
+                (
+                    np.concatenate([np.asarray(of_gate).T for of_gate, _ in of_part]),
+                    np.repeat([np.float32(scale) for _, scale in of_part], units),
+                )
+                for of_part in pairs
+            ),
+            strict=True,
+        )
+        bias = np.zeros(len(scales[0])) if self.bias is None else self.bias.astype(np.float64)
+        operation = Lstm(
+            self.inputs,
+            output.name,
+            kernels=tuple(kernel.astype(np.int32) for kernel in kernels),
+            scales=scales,
+            bias=np.rint(bias / (float(source.scale) * scales[0])).astype(np.int64),
+            cell_bits=self.cell_bits,
+            clip=0,
+            hidden=codes,
+            state=codes,
+            made=codes,
+        )
+        return builder.add(operation, output.shape, codes)
 
 
 # -- combinations of several tensors ---------------------------------------------------------------

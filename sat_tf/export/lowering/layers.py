@@ -33,7 +33,9 @@ _KERNELS_OF_8_BITS = (
 )
 # float32 divides and multiplies scales of ranges from `SMALLEST_RANGE` up to this without loss.
 _LARGEST_RANGE = 1e24
-_NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE)
+_NATURAL_READERS = (
+    *(*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE, Role.RECURRENCE),
+)
 
 
 def role_of(node: Node) -> Role:
@@ -107,6 +109,8 @@ def is_left_float(node: Node) -> bool:
     plain = not isinstance(node.layer, QuantizedLayer) and (
         role_of(node) is Role.LINEAR or no_codes
     )
+    if role_of(node) is Role.RECURRENCE and output_quantizer(node.layer) is None:
+        return True
     return plain or layer_kinds.unsupported_problem(layer) is not None
 
 
@@ -125,7 +129,8 @@ def native_of(node: Node) -> NativeFunction | None:
 
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
-    if role_of(node) in _KERNELS_OF_8_BITS or rounds_to_input(node.layer):
+    made_by = role_of(node)
+    if made_by in (*_KERNELS_OF_8_BITS, Role.RECURRENCE) or rounds_to_input(node.layer):
         return False
     # The quantizer of a layer that is called several times follows the layer.
     makers = [node, *(network[name] for name in node.inputs if role_of(node) is Role.IDENTITY)]

@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations
+from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import find_problems, role_of
 from sat_tf.export.lowering.outputs import with_softmax
@@ -150,9 +151,10 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
 
     Call it when training is done, before the top-1 is measured; `sat_tf.export_tflite` does the
     same with `snap_biases=True`. It moves β of the BatchNormalization after a linear layer, or the
-    layer's own bias without one; layers with neither stay as they are, and so do layers that are
-    called several times, whose uses have their own grids. Nothing moves in a model that already has
-    the biases of its file. Where the file gives a channel another scale, γ follows it:
+    layer's own bias without one, and that of an LSTM; layers with neither stay as they are, and so
+    do layers that are called several times, whose uses have their own grids. Nothing moves in a
+    model that already has the biases of its file. Where the file gives a channel another scale, γ
+    follows it:
 
         γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = scale' / scale
 
@@ -226,6 +228,14 @@ def _moves(
             holder = _bias_holder(network, node)
             if holder is not None:
                 moves += _moves_of(holder, trained, exact, stored)
+    for operation in deployed.operations:
+        node = nodes.get(operation.output)
+        if isinstance(operation, Lstm) and node is not None:
+            variable = inner_layer(node.layer).cell.bias
+            if variable is not None and not network.is_shared(node.name):
+                value, unit = operation.real_bias(deployed)
+                near = _NEAR * unit + _NEAR_SHARE * np.abs(value)
+                moves.append(_Move(inner_layer(node.layer), variable, value, near))
     # Another move would only round float32 once more.
     are_done = (np.all(np.abs(move.variable.numpy() - move.value) <= move.near) for move in moves)
     return [] if all(are_done) else moves

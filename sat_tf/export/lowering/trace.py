@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core.grid import int8_codes
+from sat_tf.core.recurrence import cell_bits
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import RowLookup, Softmax
 from sat_tf.exact.operations.operation import Operation
@@ -46,8 +47,9 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
     names = [operation.output for operation in operations if operation.takes_one_image]
     if names:
         yield (
-            f"{', '.join(names)}: TRANSPOSE_CONV has the shape of its output in the file, a "
-            "batch of 1 included, so that LiteRT runs one image at a time"
+            f"{', '.join(names)}: TRANSPOSE_CONV has the shape of its output in the file, and an "
+            "LSTM that of its states, a batch of 1 included, so that LiteRT runs one image at a "
+            "time"
         )
 
 
@@ -369,6 +371,13 @@ class _Tracer:
             return means
         return layer_drafts.window_mean(source, _shape(node)[-1], size, window)
 
+    def _recurrence(self, node: Node) -> Draft:
+        layer, source = node.layer.layer, self._natural(node.inputs[0])
+        weights = [weight.numpy() for weight in (layer.cell.kernel, layer.cell.recurrent_kernel)]
+        bias = None if layer.cell.bias is None else layer.cell.bias.numpy()
+        bits = int(cell_bits(node.layer.largest_cell))
+        return layer_drafts.RecurrenceDraft((source,), tuple(weights), bias, bits)
+
     def _concatenation(self, node: Node) -> Draft:
         branches = [self._part(name) for name in node.inputs]
         layer = inner_layer(node.layer)
@@ -487,6 +496,7 @@ class _Tracer:
         Role.MATRIX_PRODUCT: _matrix_product,
         Role.CONCATENATION: _concatenation,
         Role.MEAN: _mean,
+        Role.RECURRENCE: _recurrence,
     }
 
 

@@ -36,6 +36,7 @@ class Role(enum.Enum):
     MOVEMENT = "data movement"
     IDENTITY = "identity in inference"
     SOFTMAX = "softmax"
+    RECURRENCE = "recurrence"
     OPAQUE = "left float"
 
     @property

@@ -64,7 +64,7 @@ _ACT_IN_TRAINING = """
     SpatialDropout2D SpatialDropout3D
 """
 _LEFT_FLOAT = """
-    AdditiveAttention ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU GRUCell LSTM LSTMCell SimpleRNN
+    AdditiveAttention ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU GRUCell LSTMCell SimpleRNN
     SimpleRNNCell Masking CenterCrop Discretization
 """
 

@@ -24,9 +24,12 @@ from sat_tf.exact.kernels.kernel_sets import (
     KernelSet,
 )
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
-from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign
+from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign, read_graph, serialize
 from sat_tf.exact.operations.operation import Basis
+from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
 from sat_tf.exact.operations.recurrence import Lstm
+from sat_tf.exact.tflite.tensors import Tensor
+from sat_tf.exact.tflite.writer import Writer
 from tests import reference
 from tests.exact.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
 
@@ -386,8 +389,54 @@ def test_what_it_says_of_itself() -> None:
     assert operation.multiply_adds(file.graph) == 7 * weights
     assert file.contents.operators[0].multiply_adds == 7 * weights
     assert operation.weights_title() == "-127 to 127"
-    with pytest.raises(TypeError, match="an operator of other tools"):
-        operation.write(None)
+
+
+@pytest.mark.parametrize("change", [{"time_major": True}, {"gates": 3}])
+def test_forms_that_sat_tf_does_not_write_are_refused(change) -> None:
+    layer = usual_layer()
+    if "gates" in change:
+        parts = (layer.kernels, layer.recurrent, layer.biases)
+        layer.kernels, layer.recurrent, layer.biases = (part[1:] for part in parts)
+        layer.kernel_scales, layer.recurrent_scales = [0.01] * 3, [0.01] * 3
+    else:
+        layer.time_major = True
+    graph = read_foreign(layer.file(), "one").graph
+    with pytest.raises(ValueError, match="expected 4 gates and sequences as the first dimension"):
+        graph.operations[0].write(Writer(graph))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_layer_is_written_as_it_is_read(seed: int) -> None:
+    layer = random_layer(np.random.default_rng(seed))
+    layer.time_major = False
+    steps, units = max(layer.shape[:2]), layer.units
+    layer.shape = (1, steps, layer.shape[2])
+    if len(layer.biases) < len(GATES):  # an input gate of its own
+        for part in (layer.kernels, layer.recurrent, layer.biases):
+            part.insert(0, part[0])
+        layer.kernel_scales.insert(0, 0.01), layer.recurrent_scales.insert(0, 0.01)
+    foreign = read_foreign(layer.file(), "one").graph
+    (operation,), (image,) = foreign.operations, foreign.images
+    ends = ShiftImage((image.name,), "codes"), Dequantize((operation.output,), "out")
+    graph = dataclasses.replace(
+        foreign,
+        operations=(ends[0], dataclasses.replace(operation, inputs=("codes",)), ends[1]),
+        tensors={
+            **foreign.tensors,
+            "codes": Tensor("codes", (steps, layer.shape[2]), image.codes),
+            "out": Tensor("out", (steps, units), None),
+        },
+        output="out",
+    )
+    content = serialize(graph, {})
+    found = read_graph(content, "one")
+    assert serialize(found, {}) == content
+    (again,) = [one for one in found.operations if isinstance(one, Lstm)]
+    for name in ("kernels", "scales", "bias"):
+        for ours, theirs in zip(getattr(operation, name), getattr(again, name), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    for name in ("cell_bits", "clip", "hidden", "state", "made"):
+        assert getattr(operation, name) == getattr(again, name)
 
 
 # -- refusals --------------------------------------------------------------------------------------

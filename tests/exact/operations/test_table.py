@@ -44,6 +44,14 @@ def _linear(kind: LinearKind, kernel: np.ndarray, **settings) -> Linear:
     return Linear(_X, "y", kind=kind, kernel=kernel, scales=scales, bias=bias, **settings)
 
 
+def _lstm() -> Lstm:
+    """Three units with four inputs, on the codes of `CODES` throughout."""
+    kernels = np.arange(-24, 24).reshape(12, 4), np.arange(-18, 18).reshape(12, 3)
+    scales = np.repeat(np.float32([0.01, 0.02, 0.03, 0.04]), 3), np.full(12, np.float32(0.05))
+    bias, grids = np.arange(12) * 10, dict.fromkeys(("hidden", "state", "made"), CODES)
+    return Lstm(("steps",), "y", kernels, scales, bias, cell_bits=2, clip=0, **grids)
+
+
 _KERNEL = np.arange(-72, 72).reshape(4, 3, 3, 4)
 _MAP = np.arange(-32, 32, dtype=np.int8).reshape(1, *SHAPE)
 # Moves that layers become, with their arguments and the shape that they make of (4, 4, 4).
@@ -132,6 +140,13 @@ GRAPHS = [
     *(graph_of(*row) for row in ON_CODES),
     *map(_of_native, NATIVES),
     *map(float_graph_of, ON_FLOATS),
+    chained(
+        SHAPE,
+        CODES,
+        (Reshape(_X, "steps"), (16, 4), CODES),
+        (_lstm(), (16, 3), CODES),
+        (quantize.Dequantize(_Y, "out"), (16, 3), None),
+    ),
     # Pixels, and their codes as uint8.
     chained(SHAPE, CODES, (quantize.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
     graph_of_rows(),
@@ -176,7 +191,8 @@ def test_every_operation_gives_one_result_in_numpy_and_litert(graph):
     for count in (0, 8):
         for name, array in simulate(graph, _pixels(count)).items():
             assert array.shape == (count, *graph.tensors[name].shape)
-    assert _differing(graph, "xnnpack", _pixels()) == {"x": 0, "y": 0}
+    expected = dict.fromkeys(graph.integer_tensors, 0)
+    assert _differing(graph, "xnnpack", _pixels()) == expected
 
 
 def test_every_operation_that_layers_become_has_a_row_on_real_values():

@@ -35,7 +35,7 @@ def _attention(x, **masks):
 
 
 LEFT_FLOAT = {
-    "lstm": lambda x: L.LSTM(3, name="left")(x),
+    "lstm": lambda x: L.LSTM(3, go_backwards=True, name="left")(x),
     "relu": lambda x: L.LSTM(3, "relu", name="left", **_POSITIVE)(x),
     "gru": lambda x: L.GRU(3, return_sequences=True, name="left")(x),
     "simple": lambda x: L.SimpleRNN(3, go_backwards=True, name="left")(x),

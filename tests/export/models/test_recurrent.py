@@ -1,0 +1,189 @@
+"""LSTMs of both Kerases: trained as the file computes them, and exported without a difference."""
+
+import keras as keras3  # noqa: TID251 -- models of both Kerases
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sat_tf
+from sat_tf.exact.certificate.comparison import RuntimeCounter
+from sat_tf.exact.operations.graph import batches, simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.operations.recurrence import Lstm
+from sat_tf.graph.operation_layers import LongShortTermMemory
+from sat_tf.qat.wrapper import QuantizedLayer
+from tests.export.proofs import KERNELS, deployed, proved
+
+KERASES = {"keras2": tf_keras, "keras3": keras3}
+POLICY = sat_tf.BitPolicy.mobile(8, input_type="int8")
+FLOAT = sat_tf.BitPolicy.mobile(8, input_type="int8", unsupported="float")
+STEPS = 8
+
+
+def _waves(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sines of random frequencies, and the value after the last step."""
+    rng = np.random.default_rng(seed)
+    phase, frequency = rng.uniform(0, 6, (count, 1)), rng.uniform(0.2, 0.9, (count, 1))
+    waves = np.sin(phase + frequency * np.arange(STEPS + 1)).astype(np.float32)
+    return waves[:, :STEPS, np.newaxis], waves[:, STEPS:]
+
+
+WAVES, NEXT = _waves(512, 1)
+HELD_OUT, EXPECTED = _waves(128, 2)
+
+
+def _forecast(keras):
+    """Two LSTMs, one of which passes all its states on, trained to forecast."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    first = layers.LSTM(8, return_sequences=True, dropout=0.01, name="first")
+    second = layers.LSTM(6, use_bias=False, name="second")
+    model = keras.Sequential([keras.Input((STEPS, 1)), first, second, layers.Dense(1, name="head")])
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    model.fit(WAVES, NEXT, batch_size=32, epochs=6, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module", params=KERASES)
+def forecast(request):
+    """A trained model, and the quantized one after `calibrate` alone."""
+    model = _forecast(KERASES[request.param])
+    quantized = sat_tf.quantize_model(model, POLICY)
+    sat_tf.calibrate(quantized, WAVES[:128], progress=False)
+    return KERASES[request.param], model, quantized
+
+
+@pytest.mark.thorough
+def test_a_forecast_is_exported_without_a_difference_and_near_to_float(forecast, tmp_path):
+    _, model, quantized = forecast
+    float_values = model.predict(HELD_OUT, verbose=0)
+    off = quantized.predict(HELD_OUT, verbose=0) - float_values
+    # So few states have 8 bits each: 2 to 6 % of the deviation of the forecasts.
+    assert np.sqrt(np.mean(off**2)) < 0.08 * np.std(float_values)
+    path = tmp_path / "model.tflite"
+    file = {"snap_biases": True}
+    _, certificate = proved(quantized, path, HELD_OUT[:40], file=file)
+    # Kernels round twice what gates sum up.
+    assert certificate.trained_differing < 0.05
+    assert not certificate.unexplained
+    graph = read_graph(path.read_bytes(), "model")
+    lstms = [one for one in graph.operations if isinstance(one, Lstm)]
+    assert [one.units for one in lstms] == [8, 6]
+    assert all(one.hidden == one.state == one.made for one in lstms)
+    # Every code, with the rules of each runtime.
+    for runtime in ("xnnpack", "builtin", "reference"):
+        counter = RuntimeCounter(graph, path.read_bytes(), runtime)
+        for batch in batches(graph.images[0].taken(HELD_OUT[:10]), graph):
+            counter.run(batch)
+            counter.count(simulate(graph.on(KERNELS[runtime]), batch))
+        differing = {name: count.codes_differing for name, count in counter._tensors.items()}
+        assert differing == dict.fromkeys(differing, 0)
+        assert len(differing) >= 4
+
+
+@pytest.mark.thorough
+def test_training_goes_on_and_is_saved(forecast, tmp_path):
+    keras, _, calibrated = forecast
+    path = tmp_path / "model.keras"
+    calibrated.save(path)
+    quantized = keras.models.load_model(path, compile=False)
+    expected = calibrated.predict(HELD_OUT, verbose=0)
+    np.testing.assert_array_equal(quantized.predict(HELD_OUT, verbose=0), expected)
+    # A task that it was not trained for: the next value, doubled.
+    quantized.compile(keras.optimizers.Adam(0.005), "mse")
+    history = quantized.fit(WAVES, 2 * NEXT, batch_size=32, epochs=3, verbose=0).history["loss"]
+    assert history[-1] < 0.5 * history[0]
+    proved(quantized, tmp_path / "model.tflite", HELD_OUT[:8])
+
+
+def _quantized(*layers, policy=POLICY, shape=(STEPS, 3)):
+    tf_keras.utils.set_random_seed(2)
+    model = tf_keras.Sequential([tf_keras.Input(shape), *layers, tf_keras.layers.Dense(2)])
+    values = np.random.default_rng(3).normal(size=(64, *shape)).astype(np.float32)
+    return sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False), values
+
+
+L = tf_keras.layers
+
+
+def test_what_the_file_makes_of_the_settings_of_a_layer():
+    regularized = {"activity_regularizer": "l2", "kernel_regularizer": "l2"}
+    quantized, _ = _quantized(L.LSTM(4, name="states", dropout=0.5, **regularized))
+    names = [getattr(layer, "layer", layer).name for layer in quantized.layers]
+    assert names[2:6] == ["states_dropout", "states", "states_last", "states_regularization"]
+    (operation,) = [one for one in deployed(quantized).operations if isinstance(one, Lstm)]
+    layer = quantized.get_layer("quant_states")
+    assert isinstance(layer, QuantizedLayer)
+    assert isinstance(layer.layer, LongShortTermMemory)
+    largest = float(layer.largest_cell)
+    assert 0.0 < largest <= 2.0**operation.cell_bits
+    # Each gate of each matrix has a scale, with which its largest weight is code 127.
+    weights = layer.layer.get_weights()
+    for of_file, scales, of_keras in zip(
+        operation.kernels, operation.scales, weights, strict=False
+    ):
+        for gate in range(4):
+            rows, scale = slice(4 * gate, 4 * gate + 4), scales[4 * gate]
+            assert np.max(np.abs(of_file[rows])) == 127
+            assert np.max(np.abs(of_keras.T[rows] / scale - of_file[rows])) < 0.501
+
+
+def test_gradients_go_through_all_steps():
+    quantized, values = _quantized(L.LSTM(4))
+    source = tf.Variable(values[:4])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(quantized(source, training=True)))
+    of_source, *of_weights = tape.gradient(loss, [source, *quantized.trainable_variables])
+    assert np.all(np.any(of_source.numpy() != 0.0, axis=(0, 2)))
+    assert all(np.any(gradient.numpy() != 0.0) for gradient in of_weights)
+
+
+def test_an_lstm_of_any_neighbours_has_codes(tmp_path):
+    """Behind a rectifier, beside another in a concatenation, and in front of one of fewer bits."""
+    tf_keras.utils.set_random_seed(2)
+    read = tf_keras.Input((STEPS, 3))
+    x = L.Dense(5, activation="relu")(read)
+    both = L.Concatenate()([L.LSTM(3, return_sequences=True)(x), x])
+    model = tf_keras.Model(read, L.Dense(2)(L.LSTM(4)(both)))
+    policy = sat_tf.BitPolicy.mobile(4, input_type="int8")
+    values = np.random.default_rng(3).normal(size=(64, STEPS, 3)).astype(np.float32)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False)
+    proved(quantized, tmp_path / "model.tflite", values[:4])
+
+
+REFUSED = {
+    "go_backwards=True": {"go_backwards": True},
+    "activation='relu'": {"activation": "relu"},
+    "recurrent_activation='hard_sigmoid'": {"recurrent_activation": "hard_sigmoid"},
+    "recurrent_dropout=0.5": {"recurrent_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_other_forms_are_refused_by_name(text):
+    read = tf_keras.Input((STEPS, 3))
+    model = tf_keras.Model(read, L.Dense(2)(L.LSTM(4, name="states", **REFUSED[text])(read)))
+    with pytest.raises(ValueError, match=f"states: received an LSTM with {text}, expected"):
+        sat_tf.quantize_model(model, POLICY)
+
+
+def test_a_plan_says_what_an_lstm_becomes():
+    read = tf_keras.Input((STEPS, 3))
+    x = L.LSTM(4, return_sequences=True, name="states")(L.Dense(3)(read))
+    plan = sat_tf.explain(tf_keras.Model(read, x), 4)
+    (layer,) = [layer for layer in plan.layers if layer.name == "states"]
+    assert "its states, of weights of 8 bits, read by" in layer.activation_reason
+    assert layer.activation.bits == 8
+
+
+def test_sequences_of_open_length_are_refused_by_name():
+    read = tf_keras.Input((None, 3))
+    model = tf_keras.Model(read, L.Dense(2)(L.LSTM(4)(read)))
+    with pytest.raises(ValueError, match="sequences of open length, expected a known number"):
+        sat_tf.quantize_model(model, POLICY)
+
+
+def test_other_forms_are_left_float_on_request():
+    quantized, _ = _quantized(L.LSTM(4, go_backwards=True), policy=FLOAT)
+    assert not any(isinstance(one, Lstm) for one in deployed(quantized).operations)
