@@ -31,7 +31,7 @@ class Functions(NamedTuple):
 def on_codes_of_gates(weights: Tensor) -> Tensor:
     """Weights (inputs, gates · units) rounded to their `grid.int8_codes`, a scale for each gate."""
     n = namespace(weights)
-    return n.concatenate([on_int8_codes(part) for part in parts_of_gates(weights)], axis=1)
+    return n.concatenate([on_int8_codes(matrix) for matrix in parts_of_gates(weights)], axis=1)
 
 
 def parts_of_gates(weights: Any) -> list[Any]:
@@ -149,15 +149,16 @@ def hidden_states(
     if functions is not None:
         numbers = _FixedPoint(n, units, functions, largest)
 
-    def step(states: Any, part: Tensor) -> Any:
+    def step(states: Any, sums_of_inputs: Tensor) -> Any:
         hidden, cell = states
-        sums = part + numbers.part(n.matmul(hidden, recurrent))
+        sums = sums_of_inputs + numbers.part(n.matmul(hidden, recurrent))
         opens, keeps, new, shows = parts_of_gates(numbers.gates(sums))
         cell = numbers.product(opens, new) + numbers.product(keeps, numbers.cell(cell))
         return quantize(shows * numbers.tanh(numbers.cell(cell))), cell
 
-    parts = n.matmul(inputs, kernel)
-    parts = n.transpose(numbers.part(parts if bias is None else parts + bias), (1, 0, 2))
-    zeros = 0.0 * n.ones_like(parts[0, :, :units])
-    hidden, cell = n.scan(step, (zeros, zeros), parts)
+    products = n.matmul(inputs, kernel)
+    sums = numbers.part(products if bias is None else products + bias)
+    sums = n.transpose(sums, (1, 0, 2))
+    zeros = 0.0 * n.ones_like(sums[0, :, :units])
+    hidden, cell = n.scan(step, (zeros, zeros), sums)
     return n.transpose(hidden, (1, 0, 2)), n.transpose(cell, (1, 0, 2))

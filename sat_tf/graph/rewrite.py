@@ -178,8 +178,8 @@ def _recurrence(call: OldCall) -> Replacement | None:
     layer, node = call.layer, call.node
     tensors, options = list(node.call_args), node.call_kwargs
     # Keras 3 calls it with training=False, which is its default there.
-    others = [v for v in (*tensors[1:], *options.values()) if v is not None and v is not False]
-    if not tensors or not is_keras(tensors[0]) or others:
+    more = [v for v in (*tensors[1:], *options.values()) if v is not None and v is not False]
+    if not tensors or not is_keras(tensors[0]) or more:
         return None
     (tensor, *_), steps = tensors, tensors[0].shape[1]
     if misfit_of_lstm(layer, steps):
@@ -379,7 +379,7 @@ class _Rewriter:
             x = layers[0](*args, **kwargs)
             copied_weights(call.layer, layers[0])
             return x
-        return replacement.called(layers, [self.made[id(each)] for each in replacement.sources])
+        return replacement.called(layers, [self.made[id(source)] for source in replacement.sources])
 
     def _layers(self, call: OldCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
         """New layers for a call; the same ones for each call of one layer."""

@@ -34,14 +34,14 @@ def state_problems(network: Network, states: object) -> list[str]:
     fed = list(states.values())
     for output, name in states.items():
         pair = f"states[{output!r}]={name!r}"
-        for kind, called, known in (("output", output, outputs), ("input", name, network.inputs)):
-            if called not in known:
-                words = f"{pair}: received {called!r}, expected the name of an {kind}"
-                problems.append(with_hint(words, called, known))
+        for end, called, names in (("output", output, outputs), ("input", name, network.inputs)):
+            if called not in names:
+                words = f"{pair}: received {called!r}, expected the name of an {end}"
+                problems.append(with_hint(words, called, names))
         if output not in outputs or name not in network.inputs:
             continue
         if fed.count(name) > 1 and fed.index(name) == list(states).index(output):
-            feeding = [other for other, of_input in states.items() if of_input == name]
+            feeding = [output_name for output_name, of_input in states.items() if of_input == name]
             problems.append(
                 f"{pair}: received {len(feeding)} outputs for one input ({', '.join(feeding)}), "
                 "expected one; give each an input of its own."
@@ -59,10 +59,10 @@ def state_problems(network: Network, states: object) -> list[str]:
                 f"{pair}: received an output of {types[0]} for an input of {types[1]}, expected "
                 "real numbers, which have codes."
             )
-        others = [o for o, node in outputs.items() if node == outputs[output] and o != output]
-        if others:
+        same_outputs = [o for o, node in outputs.items() if node == outputs[output] and o != output]
+        if same_outputs:
             problems.append(
-                f"{pair}: received a tensor that is the output {', '.join(others)} as well, "
+                f"{pair}: received a tensor that is the output {', '.join(same_outputs)} as well, "
                 "expected one that is this state alone, as states leave the file as codes; leave "
                 "one of them out."
             )

@@ -64,9 +64,9 @@ def frames_of(graph: Graph, images: Any) -> dict[str, Any] | None:
     if not isinstance(images, Mapping):
         arrays = images if isinstance(images, list | tuple) else [images]
         return dict(zip(frames, arrays, strict=True))
-    given = {name: key if key in images else name for name, key in frames.items()}
-    are_all = set(given.values()) == set(images)
-    return {name: images[key] for name, key in given.items()} if are_all else None
+    key_by_frame = {name: key if key in images else name for name, key in frames.items()}
+    are_all = set(key_by_frame.values()) == set(images)
+    return {name: images[key] for name, key in key_by_frame.items()} if are_all else None
 
 
 def with_real_states(graph: Graph, content: bytes, images: Any) -> Any:
@@ -74,8 +74,8 @@ def with_real_states(graph: Graph, content: bytes, images: Any) -> Any:
     frames = frames_of(graph, images)
     if frames is None:
         return images
-    taken = tuple(image.taken(np.asarray(frames[image.name])) for image in graph.frame_inputs)
-    arrays = by_name(with_states(graph, content, taken), graph)
+    frame_codes = tuple(image.taken(np.asarray(frames[image.name])) for image in graph.frame_inputs)
+    arrays = by_name(with_states(graph, content, frame_codes), graph)
     return [
         frames[image.name] if image.name in frames else image.fed(arrays[image.name])
         for image in graph.images
@@ -100,27 +100,33 @@ def compared_sequence(
     # The codes of each output, which may be dequantized; other float outputs have none.
     codes = {name: makers[name].represented or name for name in graph.outputs}
     codes = {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
-    kept = {*codes, *codes.values()}
-    simulated = (made for _, made in run_frames(graph, frames, _simulation(graph, content)))
-    expected = [{name: made[name] for name in kept} for made in simulated]
+    tensor_names = {*codes, *codes.values()}
+    simulated = (values for _, values in run_frames(graph, frames, _simulation(graph, content)))
+    expected = [{name: values[name] for name in tensor_names} for values in simulated]
 
-    def counted(runner: Runner, names: Mapping[str, str], most: int) -> SequenceCount:
+    def counted(runner: Runner, names: Mapping[str, str], frame_count: int) -> SequenceCount:
         """Counts the outputs that differ from the simulation's tensors in `names`."""
         counts = {name: TensorCount(name, graph.tensors[name].shape) for name in names}
-        run = run_frames(graph, some_of(frames, 0, most), runner)
-        for tensors, (_, made) in zip(expected, run, strict=False):
-            for name, other in names.items():
-                counts[name].add(tensors[other], made[name])
-        return SequenceCount(min(most, len(expected)), list(counts.values()))
+        run = run_frames(graph, some_of(frames, 0, frame_count), runner)
+        for tensors, (_, values) in zip(expected, run, strict=False):
+            for name, simulated_name in names.items():
+                counts[name].add(tensors[simulated_name], values[name])
+        return SequenceCount(min(frame_count, len(expected)), list(counts.values()))
 
-    as_they_are, number, most = {name: name for name in codes}, len(expected), _MOST_KERAS_FRAMES
+    as_they_are, number, frame_count = (
+        {name: name for name in codes},
+        len(expected),
+        _MOST_KERAS_FRAMES,
+    )
     return SequenceRun(
         states=dict(graph.states),
         frames=number,
         runtimes={
             name: counted(_runtime(graph, content, name), as_they_are, number) for name in runtimes
         },
-        keras=counted(_in_codes(graph, keras, outputs, codes), codes, most) if keras else None,
+        keras=counted(_in_codes(graph, keras, outputs, codes), codes, frame_count)
+        if keras
+        else None,
     )
 
 
@@ -158,7 +164,7 @@ def _in_codes(
     """Returns a Keras model whose outputs become the codes that the file has of them."""
 
     def run(inputs: Pixels) -> dict[str, np.ndarray]:
-        made = dict(zip(graph.outputs, separated(keras(inputs), outputs), strict=True))
-        return {name: quantized(made[name], graph.codes(codes[name])) for name in codes}
+        values = dict(zip(graph.outputs, separated(keras(inputs), outputs), strict=True))
+        return {name: quantized(values[name], graph.codes(codes[name])) for name in codes}
 
     return run

@@ -65,7 +65,7 @@ OF_LITERT = Gates(
     summed=lambda inputs, hidden: in_int16(inputs + hidden),
     sigmoid=lambda values: _looked_up(values, _sigmoids_of_gemmlowp()),
     tanh=lambda values, bits: _looked_up(values, _tanhs_of_gemmlowp(bits)),
-    product=lambda first, second, bits: fixed_point.shifted_away(first * second, bits),
+    product=lambda x, y, bits: fixed_point.shifted_away(x * y, bits),
     to_codes=lambda scale: float(np.float32(2.0 ** (-2 * WIDTH) / float(scale))),
 )
 
@@ -90,11 +90,11 @@ def sigmoid_table() -> np.ndarray:
 
 def _interpolated(sizes: np.ndarray, bits: int, saturated: int) -> np.ndarray:
     """Returns sigmoids, as fractions of 2^(16 + bits), of sizes whose last `bits` lie between."""
-    place, rest = sizes >> bits, sizes & ((1 << bits) - 1)
+    place, fraction = sizes >> bits, sizes & ((1 << bits) - 1)
     table = sigmoid_table()
-    left = table[np.minimum(place, _ENTRIES - 2)]
-    right = table[np.minimum(place + 1, _ENTRIES - 1)]
-    return np.where(place < _ENTRIES - 1, (left << bits) + rest * (right - left), saturated)
+    lower = table[np.minimum(place, _ENTRIES - 2)]
+    upper = table[np.minimum(place + 1, _ENTRIES - 1)]
+    return np.where(place < _ENTRIES - 1, (lower << bits) + fraction * (upper - lower), saturated)
 
 
 def _sigmoids_of_micro(values: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ OF_MICRO = Gates(
     summed=lambda inputs, hidden: in_int16(inputs + in_int16(hidden)),
     sigmoid=_sigmoids_of_micro,
     tanh=_tanhs_of_micro,
-    product=lambda first, second, bits: fixed_point.rescaled(first * second, 2.0**-bits),
+    product=lambda x, y, bits: fixed_point.rescaled(x * y, 2.0**-bits),
     to_codes=lambda scale: 2.0 ** (-2 * WIDTH) / float(scale),
     takes_grid_of_state=True,
 )

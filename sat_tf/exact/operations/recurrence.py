@@ -110,11 +110,11 @@ class Lstm(Operation):
         grids = [grid_of(codes) for codes in (self.hidden, self.state, self.made)]
         if len(set(grids)) == 1:
             return None
-        computed, read, made = (f"{scale:.6g} and {zero}" for scale, zero in filter(None, grids))
+        computed, state, output = (f"{scale:.6g} and {zero}" for scale, zero in filter(None, grids))
         return (
             f"{self.output}: codes of its hidden state have the scale and the zero point "
-            f"{computed} where LiteRT computes them, {read} where the next step reads them, and "
-            f"{made} in the output: the file changes values, in every runtime, without a word. "
+            f"{computed} where LiteRT computes them, {state} where the next step reads them, and "
+            f"{output} in the output: the file changes values, in every runtime, without a word. "
             "TensorFlow's converter does so where, for example, a concatenation or a sum reads the "
             "output; put a Dense layer between them, and convert the model again"
         )
@@ -142,8 +142,8 @@ class Lstm(Operation):
         states = np.empty((*steps.shape[:2], self.units), np.int32)
         hidden = np.full(states.shape[1:], self.state.zero_point, np.int32)
         cell = np.zeros(hidden.shape, np.int64)
-        for step, first in enumerate(from_inputs):
-            total = rules.summed(first, self._part(1, hidden, self.state))
+        for step, sums_of_inputs in enumerate(from_inputs):
+            total = rules.summed(sums_of_inputs, self._part(1, hidden, self.state))
             cell, output = self._new_cell(total, cell, rules)
             product = rules.sigmoid(output) * rules.tanh(cell, self.cell_bits)
             codes = fixed_point.rescaled(product, rules.to_codes(grid.scale))
@@ -158,18 +158,20 @@ class Lstm(Operation):
         keeps = rules.sigmoid(forget)
         opens = rules.sigmoid(opening[0]) if opening else (1 << gates.WIDTH) - 1 - keeps
         candidate = rules.tanh(new, gates.GATE_BITS)
-        kept = rules.product(keeps, cell, gates.WIDTH)
-        cell = gates.in_int16(kept + rules.product(opens, candidate, gates.WIDTH + self.cell_bits))
+        remembered = rules.product(keeps, cell, gates.WIDTH)
+        cell = gates.in_int16(
+            remembered + rules.product(opens, candidate, gates.WIDTH + self.cell_bits)
+        )
         return (np.clip(cell, -self.clip, self.clip) if self.clip else cell), output
 
-    def _part(self, part: int, stored: np.ndarray, grid: Codes) -> np.ndarray:
+    def _part(self, matrix: int, stored: np.ndarray, grid: Codes) -> np.ndarray:
         """Returns the gates' part of the inputs, or of the hidden state, not clipped."""
         sums = windows.sums(
-            stored, grid.zero_point, self.kernels[part], LinearKind.FULLY_CONNECTED, WHOLE
+            stored, grid.zero_point, self.kernels[matrix], LinearKind.FULLY_CONNECTED, WHOLE
         ).astype(np.int64)
-        if part == 0:
+        if matrix == 0:
             sums += self.bias
-        return fixed_point.rescaled(sums, _multipliers(self.scales[part], grid))
+        return fixed_point.rescaled(sums, _multipliers(self.scales[matrix], grid))
 
     # -- in a file -------------------------------------------------------------------------------
 
@@ -188,12 +190,12 @@ class Lstm(Operation):
         tensors[0] = self.inputs[0]
         for gate in range(count):
             rows = slice(gate * units, (gate + 1) * units)
-            for part, (what, places) in enumerate(
+            for matrix, (what, places) in enumerate(
                 (("kernel", _KERNELS), ("recurrent_kernel", _RECURRENT))
             ):
                 name = f"{self.output}/{what}_{gate}"
-                codes = np.ascontiguousarray(self.kernels[part][rows], np.int8)
-                scale = self.scales[part][rows.start]
+                codes = np.ascontiguousarray(self.kernels[matrix][rows], np.int8)
+                scale = self.scales[matrix][rows.start]
                 tensors[places[gate]] = writer.constant(name, codes, scale)
             bias = self.bias[rows].astype(np.int32)
             tensors[_BIASES[gate]] = writer.constant(f"{self.output}/bias_{gate}", bias)
@@ -235,7 +237,7 @@ class Lstm(Operation):
             strict=True,
         )
         bias = [operator.constant(place, "INT32") for place in tensors[2]]
-        if any(one.shape != (units,) for one in bias):
+        if any(array.shape != (units,) for array in bias):
             raise NotUnderstoodError(f"a bias does not have one number for each of {units} units")
         for place in (_HIDDEN_STATE, _CELL_STATE):
             if not operator.tensor(place).is_variable:
@@ -267,12 +269,12 @@ class Lstm(Operation):
     def _expect_no_overflow(self, source: Codes) -> None:
         """Raises where the sums of the inputs or of the hidden state may overflow in kernels."""
         reaches = []
-        for part, grid, bias in ((0, source, np.abs(self.bias)), (1, self.state, 0)):
+        for matrix, grid, bias in ((0, source, np.abs(self.bias)), (1, self.state, 0)):
             widest = max(127 - grid.zero_point, grid.zero_point + 128)
-            magnitudes = np.abs(self.kernels[part].astype(np.int64))
+            magnitudes = np.abs(self.kernels[matrix].astype(np.int64))
             sums = np.sum(magnitudes, axis=1) * float(widest) + bias
             # Units of more than one are shifted to the left.
-            reaches.append(sums * np.maximum(2 * _multipliers(self.scales[part], grid), 1))
+            reaches.append(sums * np.maximum(2 * _multipliers(self.scales[matrix], grid), 1))
         if not np.all(np.concatenate(reaches) < _LARGEST_SUM):
             raise NotUnderstoodError("its sums and biases may overflow in kernels")
         scale = min(self.hidden.scale, self.state.scale)

@@ -12,7 +12,7 @@ _OFF = ("return_state", "go_backwards", "time_major")
 
 
 def misfit_of_lstm(layer: Any, steps: int | None) -> str | None:
-    """What an LSTM has that kernels do not, with the fix; None if all fits.
+    """Names the setting of an LSTM that kernels do not have, with the fix; None without one.
 
     The number of its steps is None where it is not known.
     """

@@ -80,26 +80,26 @@ def _parts(equation: str) -> tuple[str, str, str] | None:
         return None
     summed = "".join(axis for axis in kernel if axis not in result)
     new = "".join(axis for axis in kernel if axis in result)
-    kept = tensor.removesuffix(summed)
-    fits = tensor == kept + summed and kernel == summed + new and result == kept + new
-    return (kept, summed, new) if fits and summed and new else None
+    outer_axes = tensor.removesuffix(summed)
+    fits = tensor == outer_axes + summed and kernel == summed + new and result == outer_axes + new
+    return (outer_axes, summed, new) if fits and summed and new else None
 
 
 def _einsum_dense(call: OldCall) -> Replacement | None:
     """A Dense on the last axes of a tensor, as one axis, to the last axes of its output."""
     layer, tensor = call.layer, call.node.call_args[0]
-    parts = _parts(layer.equation)
-    if parts is None or layer.activity_regularizer is not None:
+    axes = _parts(layer.equation)
+    if axes is None or layer.activity_regularizer is not None:
         return None
-    _, summed, new = parts
+    _, summed, new = axes
     shape, kernel = tuple(tensor.shape)[1:], tuple(layer.kernel.shape)
     outer_shape = kernel[len(summed) :]
     if layer.bias is not None and tuple(layer.bias.shape) != outer_shape:
         return None
-    kept = shape[: len(shape) - len(summed)]
-    if len(summed) + len(kept) != len(shape) or kept.count(None) > 1:
+    outer_shape_read = shape[: len(shape) - len(summed)]
+    if len(summed) + len(outer_shape_read) != len(shape) or outer_shape_read.count(None) > 1:
         return None
-    lengths = tuple(length or -1 for length in kept)
+    lengths = tuple(length or -1 for length in outer_shape_read)
     inner, outer = math.prod(kernel[: len(summed)]), math.prod(outer_shape)
     joins, splits = len(summed) > 1, len(new) > 1
     name = layer_class("Activation")(layer.activation).activation.__name__
@@ -227,11 +227,11 @@ def _dot(call: OldCall) -> Replacement | None:
     if layer.normalize or len(x.shape) != 3 or len(y.shape) != 3:
         return None
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
-    first, second = (axis % 3 for axis in axes)
-    if 0 in (first, second):
+    x_axis, y_axis = (axis % 3 for axis in axes)
+    if 0 in (x_axis, y_axis):
         return None
-    product = new_layer("MatrixProduct", second == 2)
-    if first == 2:
+    product = new_layer("MatrixProduct", y_axis == 2)
+    if x_axis == 2:
         return Replacement([x, y], [product])
     turned = new_layer("Permute", (2, 1), suffix="transposed", reads=(0,))
     return Replacement([x, y], [turned, dataclasses.replace(product, reads=(2, 1))])
@@ -243,35 +243,35 @@ def _einsum(call: OldCall) -> Replacement | None:
     if len(operands) != 2 or not all(map(is_keras, operands)) or "->" not in equation:
         return None
     inputs, _, result = equation.replace(" ", "").partition("->")
-    first, _, second = inputs.partition(",")
+    x_axes, _, y_axes = inputs.partition(",")
     fits = len(operands[0].shape) <= MOST_AXES and all(
         axes.isalpha() and len({*axes}) == len(axes) == len(tensor.shape)
-        for axes, tensor in zip((first, second), operands, strict=True)
+        for axes, tensor in zip((x_axes, y_axes), operands, strict=True)
     )
-    outer = [axis for axis in first if axis in second and axis in result]
+    outer = [axis for axis in x_axes if axis in y_axes and axis in result]
     summed, rows, columns = (
         [axis for axis in axes if axis not in outer and predicate(axis)]
         for axes, predicate in (
-            (first, lambda axis: axis in second),
-            (first, lambda axis: axis in result),
-            (second, lambda axis: axis in result),
+            (x_axes, lambda axis: axis in y_axes),
+            (x_axes, lambda axis: axis in result),
+            (y_axes, lambda axis: axis in result),
         )
     )
     is_product = [*map(len, (summed, rows, columns))] == [1, 1, 1]
     together = [*outer, *rows, *columns]
     if not (fits and is_product and sorted(result) == sorted(together)):
         return None
-    if not outer or any(axes[0] != outer[0] for axes in (first, second, result)):
+    if not outer or any(axes[0] != outer[0] for axes in (x_axes, y_axes, result)):
         return None  # the batch is first in all
     layers: list[NewLayer] = []
     places = []
-    for place, (axes, wanted) in enumerate(
-        ((first, [*outer, *rows, *summed]), (second, [*outer, *columns, *summed]))
+    for place, (axes, needed_axes) in enumerate(
+        ((x_axes, [*outer, *rows, *summed]), (y_axes, [*outer, *columns, *summed]))
     ):
-        if [*axes] == wanted:
+        if [*axes] == needed_axes:
             places.append(place)
             continue
-        order = tuple(axes.index(axis) for axis in wanted[1:])
+        order = tuple(axes.index(axis) for axis in needed_axes[1:])
         places.append(2 + len(layers))
         layers.append(new_layer("Permute", order, suffix=f"operand_{place}", reads=(place,)))
     is_last = [*result] == together

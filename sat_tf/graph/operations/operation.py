@@ -83,17 +83,17 @@ class Replacement:
 
         They get their weights.
         """
-        tensors, read = [*sources], set[int]()
+        tensors, read_places = [*sources], set[int]()
         for new, layer in zip(self.layers, layers, strict=True):
             is_first = len(tensors) == len(sources)
             places = new.reads or (range(len(tensors)) if is_first else (len(tensors) - 1,))
             inputs = [tensors[place] for place in places]
             takes_list = len(inputs) > 1 or (is_first and self.takes_list)
             tensors.append(layer(inputs if takes_list else inputs[0]))
-            read.update(places)
+            read_places.update(places)
             if new.weights:
                 layer.set_weights(new.weights)
-        outputs = [tensors[i] for i in range(len(sources), len(tensors)) if i not in read]
+        outputs = [tensors[i] for i in range(len(sources), len(tensors)) if i not in read_places]
         return outputs if len(outputs) > 1 else outputs[0]
 
 
