@@ -30,7 +30,15 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
-from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD, PLACES
+from sat_tf.quantizers.values import (
+    ACTIVATION,
+    AROUND,
+    BEFORE_ACTIVATION,
+    BEHIND,
+    INSTEAD,
+    PLACES,
+    WITHIN,
+)
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 
@@ -217,7 +225,12 @@ PLACED = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+def test_all_places_but_that_within_a_recurrence_are_placed_here():
+    # That of an LSTM is proved in both Kerases with its file.
+    assert {*PLACED, WITHIN} == {*PLACES}
+
+
+@pytest.mark.parametrize("place", PLACED)
 def test_a_quantizer_in_each_place_does_the_same_in_both_kerases(place):
     x = images(2, 4, 4, 3)
     layer, *quantizers = PLACED[place](keras3.layers)
