@@ -231,7 +231,7 @@ def test_tensors_behind_float_layers_are_left_out(tmp_path):
     x = layers.Conv2D(4, 3, use_bias=False, name="stem")(inputs)
     x = layers.ReLU(name="stem_relu")(layers.BatchNormalization(name="stem_bn")(x))
     x = layers.Reshape((16, 4), name="rows")(x)
-    x = layers.MultiHeadAttention(2, 2, name="attention")(x, x)
+    x = layers.AdditiveAttention(name="attention")([x, x])
     x = layers.GlobalAveragePooling1D(name="pool")(x)
     model = keras.Model(inputs, layers.Dense(3, name="classifier")(x), name="attentive")
     images = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3)).astype(np.uint8)

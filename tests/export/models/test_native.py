@@ -312,7 +312,7 @@ def test_only_outputs_behind_a_layer_left_float_are_float(path):
     tokens = L.Reshape((-1, 6))(tensor)
     ends = {
         "logits": L.Dense(4, name="logits")(L.GlobalAveragePooling2D()(tensor)),
-        "tokens": L.MultiHeadAttention(2, 3, name="attention")(tokens, tokens),
+        "tokens": L.AdditiveAttention(name="attention")([tokens, tokens]),
         "mask": L.Conv2D(1, 1, activation="sigmoid", name="mask")(tensor),
     }
     policy = BitPolicy.mobile(4, target="ethos-u55", unsupported="float", input_range=(0.0, 1.0))
