@@ -16,7 +16,7 @@ from sat_tf.core.grid import off_halves, on_int8_codes
 from sat_tf.core.recurrence import Functions
 from sat_tf.core.tensors import in_float32, namespace
 from sat_tf.exact.kernels import gates
-from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers import table
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
 from sat_tf.quantizers.values import (
     ACTIVATION,
@@ -30,7 +30,7 @@ from sat_tf.quantizers.values import (
 )
 
 # The observer of the cell states of a recurrent layer, whose variables have names that begin so.
-_CELL, _OBSERVER = "cell_", RangeObserver()
+_CELL, _OBSERVER = "cell_", table.make_range_observer()
 
 # Stands for the wrapper of either Keras, which is the other base of a class.
 _Wrapper: Any = object

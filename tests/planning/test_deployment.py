@@ -328,9 +328,12 @@ def assert_near(planned, real):
 
 def siamese():
     """One tower for two images."""
-    one, other = (L.Input((16, 16, 3), name=name) for name in ("one", "other"))
-    layers = [block(convolution(filters), L.ReLU()) for filters in (16, 32)]
-    tower = model_of(*layers, L.GlobalAveragePooling2D(), shape=(16, 16, 3), name="tower")
+    one, other, image = (L.Input((16, 16, 3), name=name) for name in ("one", "other", "image"))
+    tensor = image
+    for filters in (16, 32):
+        tensor = L.Conv2D(filters, 3, padding="same", use_bias=False)(tensor)
+        tensor = L.ReLU()(L.BatchNormalization()(tensor))
+    tower = keras.Model(image, L.GlobalAveragePooling2D()(tensor), name="tower")
     difference = L.Subtract(name="difference")([tower(one), tower(other)])
     return keras.Model([one, other], L.Dense(2, name="same")(difference))
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,6 @@ import tf_keras as keras
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations
-from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import find_problems, role_of
 from sat_tf.export.lowering.outputs import with_softmax
@@ -230,10 +229,10 @@ def _moves(
                 moves += _moves_of(holder, trained, exact, stored)
     for operation in deployed.operations:
         node = nodes.get(operation.output)
-        if isinstance(operation, Lstm) and node is not None:
+        if node is not None and role_of(node) is Role.RECURRENCE:
             variable = inner_layer(node.layer).cell.bias
             if variable is not None and not network.is_shared(node.name):
-                value, unit = operation.real_bias(deployed)
+                value, unit = cast(Any, operation).real_bias(deployed)
                 near = _NEAR * unit + _NEAR_SHARE * np.abs(value)
                 moves.append(_Move(inner_layer(node.layer), variable, value, near))
     # Another move would only round float32 once more.
