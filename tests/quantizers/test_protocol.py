@@ -197,7 +197,7 @@ def test_values_and_gradients_are_those_on_tensorflow_and_need_none_of_it(backen
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_tests_of_the_mathematics_pass_without_tensorflow(backend):
-    of_tensorflow = ("on_tensorflow", "parameter_sums")
+    of_tensorflow = ("on_tensorflow", "parameter_sums", "recurrence")
     ignored = [f"--ignore=tests/core/test_{name}.py" for name in of_tensorflow]
     # Draws of many shapes would be compiled one by one.
     marked = ["-m", "not slow and not thorough and not hypothesis"]
