@@ -51,10 +51,6 @@ def replacement_of(call: OldCall) -> Replacement | None:
     if call.symbol:
         return _replacement_of_operation(call)
     layer_type = type(call.layer)
-    if layer_type is L.LSTM:
-        return _recurrence(call) or _of_several(call)
-    if layer_type is _WeightedSum:
-        return _weighted_sum(call)
     if layer_type in _LAYERS:
         return _LAYERS[layer_type](call) or _of_several(call)
     layer_kind = layer_kinds.KINDS.get(layer_type)
@@ -175,13 +171,12 @@ def _recurrence(call: OldCall) -> Replacement | None:
     Its dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for
     all gates at once.
     """
-    layer, node = call.layer, call.node
-    tensors, options = list(node.call_args), node.call_kwargs
+    layer, tensor = call.layer, call.argument(0, "inputs")
     # Keras 3 calls it with training=False, which is its default there.
-    more = [v for v in (*tensors[1:], *options.values()) if v is not None and v is not False]
-    if not tensors or not is_keras(tensors[0]) or more:
+    more = (*call.node.call_args[1:], *call.node.call_kwargs.values())
+    if not is_keras(tensor) or any(value is not None and value is not False for value in more):
         return None
-    (tensor, *_), steps = tensors, tensors[0].shape[1]
+    steps = tensor.shape[1]
     if misfit_of_lstm(layer, steps):
         return None
     settings = {name: v for name, v in layer.get_config().items() if name not in _BESIDE}
@@ -257,7 +252,11 @@ def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
 # `x + scale * y`, which Keras has only in its InceptionResNetV2.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
-_LAYERS = {layer_class(name): find for name, find in operations.LAYERS.items()}
+_LAYERS = {
+    **{layer_class(name): find for name, find in operations.LAYERS.items()},
+    L.LSTM: _recurrence,
+    _WeightedSum: _weighted_sum,
+}
 
 
 def network_of_layers(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Network:
