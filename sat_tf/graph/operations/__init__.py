@@ -7,10 +7,11 @@ Keras 3's function, in both directions. No framework is imported: Keras 3 alone 
 from sat_tf.graph.operations import arithmetic, attention, movements, pooling
 
 OPERATIONS = (
-    *(*arithmetic.OPERATIONS, *attention.OPERATIONS),
-    *(*movements.OPERATIONS, *pooling.OPERATIONS),
+    *arithmetic.OPERATIONS,
+    *attention.OPERATIONS,
+    *movements.OPERATIONS,
+    *pooling.OPERATIONS,
 )
-
 
 # The rows by the names of TensorFlow's functions, and the names of functions of reals alone.
 CALLS = {call: row for row in OPERATIONS for call in row.calls}

@@ -45,20 +45,22 @@ def _layers_of_two(
     return _scaled(tensors[0], used_formula, y if is_keras(x) else x)
 
 
-# Arguments of tf.linalg.matmul that sat-tf takes at their default alone.
-_PLAIN = ("transpose_a", "adjoint_a", "adjoint_b", "a_is_sparse", "b_is_sparse", "output_type")
+# Arguments of tf.linalg.matmul behind its two tensors.
+_OPTIONS = (
+    *("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"),
+    *("a_is_sparse", "b_is_sparse", "output_type"),
+)
 
 
 def _matrices(call: OldCall) -> Replacement | None:
     """The product of matrices in two tensors of one rank."""
     x, y = call.argument(0, "a"), call.argument(1, "b")
-    places = {"transpose_a": 2} | {name: 3 + i for i, name in enumerate(_PLAIN[1:], start=1)}
-    is_plain = not any(call.argument(place, name) for name, place in places.items())
-    if not (is_plain and is_keras(x) and is_keras(y)) or x.dtype != y.dtype:
+    options = {name: call.argument(place, name) for place, name in enumerate(_OPTIONS, start=2)}
+    transposed = bool(options.pop("transpose_b"))
+    if any(options.values()) or not (is_keras(x) and is_keras(y)) or x.dtype != y.dtype:
         return None
     if len(x.shape) != len(y.shape) or not 3 <= len(x.shape) <= MOST_AXES:
         return None
-    transposed = bool(call.argument(3, "transpose_b", False))
     return Replacement([x, y], [new_layer("MatrixProduct", transposed)], takes_list=True)
 
 

@@ -66,8 +66,8 @@ def _dense(layer: Any, inner: int, outer: int, suffix: str = "", **reads: Any) -
     return NewLayer(make, suffix, weights, **reads)
 
 
-def _parts(equation: str) -> tuple[str, str, str] | None:
-    """The axes of a product by a kernel that stay, are summed over, and come from the kernel.
+def _parts(equation: str) -> tuple[str, str] | None:
+    """The axes of a product by a kernel that are summed over, and that come from the kernel.
 
     None where it is no matrix product of the last axes: the kernel's first axes are the last ones
     of the tensor, and its last axes those of the result, in this order.
@@ -82,7 +82,7 @@ def _parts(equation: str) -> tuple[str, str, str] | None:
     new = "".join(axis for axis in kernel if axis in result)
     outer_axes = tensor.removesuffix(summed)
     fits = tensor == outer_axes + summed and kernel == summed + new and result == outer_axes + new
-    return (outer_axes, summed, new) if fits and summed and new else None
+    return (summed, new) if fits and summed and new else None
 
 
 def _einsum_dense(call: OldCall) -> Replacement | None:
@@ -91,29 +91,25 @@ def _einsum_dense(call: OldCall) -> Replacement | None:
     axes = _parts(layer.equation)
     if axes is None or layer.activity_regularizer is not None:
         return None
-    _, summed, new = axes
+    summed, new = axes
     shape, kernel = tuple(tensor.shape)[1:], tuple(layer.kernel.shape)
-    outer_shape = kernel[len(summed) :]
-    if layer.bias is not None and tuple(layer.bias.shape) != outer_shape:
+    new_shape, kept_shape = kernel[len(summed) :], shape[: len(shape) - len(summed)]
+    if layer.bias is not None and tuple(layer.bias.shape) != new_shape:
         return None
-    outer_shape_read = shape[: len(shape) - len(summed)]
-    if len(summed) + len(outer_shape_read) != len(shape) or outer_shape_read.count(None) > 1:
+    if len(summed) > len(shape) or kept_shape.count(None) > 1:
         return None
-    lengths = tuple(length or -1 for length in outer_shape_read)
-    inner, outer = math.prod(kernel[: len(summed)]), math.prod(outer_shape)
+    lengths = tuple(length or -1 for length in kept_shape)
+    inner, outer = math.prod(kernel[: len(summed)]), math.prod(new_shape)
     joins, splits = len(summed) > 1, len(new) > 1
-    name = layer_class("Activation")(layer.activation).activation.__name__
-    activates = name != "linear"
-    layers = [
-        *([new_layer("Reshape", (*lengths, inner), suffix="input")] if joins else []),
-        _dense(layer, inner, outer, "product" if splits or activates else ""),
-        *(
-            [new_layer("Reshape", (*lengths, *outer_shape), suffix="shape" if activates else "")]
-            if splits
-            else []
-        ),
-        *([new_layer("Activation", layer.activation)] if activates else []),
-    ]
+    activates = layer.activation.__name__ != "linear"
+    layers = [_dense(layer, inner, outer, "product" if splits or activates else "")]
+    if joins:
+        layers.insert(0, new_layer("Reshape", (*lengths, inner), suffix="input"))
+    if splits:
+        suffix = "shape" if activates else ""
+        layers.append(new_layer("Reshape", (*lengths, *new_shape), suffix=suffix))
+    if activates:
+        layers.append(new_layer("Activation", layer.activation))
     return Replacement([tensor], layers)
 
 
@@ -141,6 +137,15 @@ def _hidden(layer: Any, mask: Any, is_causal: bool, query: Any, value: Any) -> A
         visible = visible & np.tril(visible)
     summand = np.float32(-65504.0 if layer.compute_dtype == "float16" else -1e9)  # as in Keras
     return np.where(visible, np.float32(0.0), summand)
+
+
+def _weights_of(hidden: Any, dropout: float) -> list[NewLayer]:
+    """The layers from scores, some of which may be hidden, to the weights of a mean."""
+    return [
+        *([new_layer("ConstantSum", hidden, suffix="mask")] if hidden is not None else []),
+        new_layer("Softmax", suffix="softmax"),
+        *([new_layer("Dropout", dropout, suffix="dropout")] if dropout else []),
+    ]
 
 
 def _heads(call: OldCall) -> Replacement | None:
@@ -184,11 +189,7 @@ def _heads(call: OldCall) -> Replacement | None:
     keys = projected(1, layer._key_dense, key_size, "key")
     values = projected(2, layer._value_dense, value_size, "value")
     add(new_layer("MatrixProduct", True, suffix="scores", reads=(queries, keys)))
-    if hidden is not None:
-        add(new_layer("ConstantSum", hidden, suffix="mask"))
-    weights = add(new_layer("Softmax", suffix="softmax"))
-    if layer._dropout:
-        weights = add(new_layer("Dropout", layer._dropout, suffix="dropout"))
+    *_, weights = map(add, _weights_of(hidden, layer._dropout))
     add(new_layer("MatrixProduct", suffix="mean", reads=(weights, values)))
     add(new_layer("Permute", (2, 1, 3), suffix="mean_heads"))
     add(new_layer("Reshape", (query.shape[1] or -1, heads * value_size), suffix="mean_of_heads"))
@@ -211,12 +212,10 @@ def _attention(call: OldCall) -> Replacement | None:
     hidden = _hidden(layer, None, True, query, value) if is_causal else None
     if is_causal and hidden is None:
         return None
-    layers = [new_layer("MatrixProduct", True, suffix="scores", reads=(0, len(tensors) - 1))]
-    if hidden is not None:
-        layers.append(new_layer("ConstantSum", hidden[0], suffix="mask"))
-    layers.append(new_layer("Softmax", suffix="softmax"))
-    if layer.dropout:
-        layers.append(new_layer("Dropout", layer.dropout, suffix="dropout"))
+    layers = [
+        new_layer("MatrixProduct", True, suffix="scores", reads=(0, len(tensors) - 1)),
+        *_weights_of(None if hidden is None else hidden[0], layer.dropout),
+    ]
     weights = len(tensors) + len(layers) - 1
     return Replacement(tensors, [*layers, new_layer("MatrixProduct", reads=(weights, 1))])
 
