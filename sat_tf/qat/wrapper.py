@@ -138,19 +138,13 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         return super()._call_layer(inputs, training)
 
     def _states(
-        self,
-        quantize: Callable[[Any], Any],
-        inputs: Any,
-        observes: Any,
-        *,
-        in_floats: bool = False,
+        self, quantize: Callable[[Any], Any], inputs: Any, observes: Any, in_floats: bool = False
     ) -> Any:
         states = functools.partial(super()._states, quantize, in_floats=in_floats)
         if not tf.executing_eagerly() or tf.is_tensor(observes):
             return states(inputs, observes)
         # Operations one by one would take twenty times as long, step after step.
-        parts = (self.output_quantizer, self._bit_floor, bool(observes), in_floats)
-        key = tuple(map(id, parts))
+        key = id(self.output_quantizer), id(self._bit_floor), bool(observes), in_floats
         if key not in self._graphs:
             graph = functools.partial(states, observes=bool(observes))
             self._graphs[key] = tf.function(graph, autograph=False, reduce_retracing=True)

@@ -53,8 +53,7 @@ class QuantizingLayer(_Wrapper):
 
     def _quantized_call(self, inputs: Any, training: Any) -> Any:
         """The output of the layer inside, computed with effective weights, and quantized."""
-        # A frozen layer is not in training, as in BatchNormalization.
-        observes = training if self.trainable and training is not None else False
+        observes = self._observes(training)
 
         def quantize(tensor: Any) -> Any:
             if self.output_quantizer is None:
@@ -63,6 +62,10 @@ class QuantizingLayer(_Wrapper):
             return self.output_quantizer(tensor, observes, variables)
 
         return self._output_by(quantize, self.place, inputs, training)
+
+    def _observes(self, training: Any) -> Any:
+        """Whether quantizers are in training; not in a frozen layer, as in BatchNormalization."""
+        return training if self.trainable and training is not None else False
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in a call: the output on effective weights."""
@@ -88,7 +91,7 @@ class QuantizingLayer(_Wrapper):
         if place == INSTEAD:
             return quantize(inputs)
         if place == WITHIN:
-            return self._states(quantize, inputs, training if self.trainable else False)
+            return self._states(quantize, inputs, self._observes(training))
         if place == ACTIVATION:
             return self._run(inputs, training, quantize)
         if place == BEFORE_ACTIVATION:
@@ -104,12 +107,7 @@ class QuantizingLayer(_Wrapper):
         return quantize(self._run(inputs, training))
 
     def _states(
-        self,
-        quantize: Callable[[Any], Any],
-        inputs: Any,
-        observes: Any,
-        *,
-        in_floats: bool = False,
+        self, quantize: Callable[[Any], Any], inputs: Any, observes: Any, in_floats: bool = False
     ) -> Any:
         """The hidden states of a recurrent layer, as a file computes them or on real values."""
         functions = None if in_floats else functions_of_kernels()
