@@ -467,14 +467,11 @@ def _of_inputs(
         if input_type == INPUT_TYPES[0]:
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
-            call, quantizer = (
-                "codes",
-                table.make_input_quantizer(
-                    input_type=input_type,
-                    fed_by=fed_by.get(name, ""),
-                    is_fixed=name in fed_by or name in of_states,
-                ),
+            is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
+            quantizer = table.make_input_quantizer(
+                input_type=input_type, fed_by=output, is_fixed=is_fixed
             )
+            call = "codes"
         config = PlacedConfig(output=quantizer, inserted=True)
         yield Insertion(f"{name}_{call}", tensor, readers, config)
 

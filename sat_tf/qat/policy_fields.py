@@ -154,12 +154,15 @@ def _states(value: Any) -> Any:
             "expected a mapping from outputs to the inputs that they are fed back to, by name, "
             'like {"state_out": "state_in"}, or None'
         )
-    if twice := sorted({name for name in value.values() if [*value.values()].count(name) > 1}):
-        outputs = [output for output, name in value.items() if name == twice[0]]
-        raise ValueError(
-            f"expected one output for each input; received {' and '.join(outputs)} for {twice[0]}"
-        )
+    if twice := sorted({name for name in value.values() if len(feeding(value, name)) > 1}):
+        outputs = " and ".join(feeding(value, twice[0]))
+        raise ValueError(f"expected one output for each input; received {outputs} for {twice[0]}")
     return Frozen(value)
+
+
+def feeding(states: Mapping[str, Any], input_name: str) -> list[str]:
+    """The outputs that states feed back to an input."""
+    return [output for output, name in states.items() if name == input_name]
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, with_hint
 from sat_tf.qat.inputs import input_nodes, own_type
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import feeding
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.values import COUNT, ENDS
 
@@ -31,7 +32,6 @@ def state_problems(network: Network, states: object) -> list[str]:
             'that they are fed back to, such as {"state_out": "state_in"}.'
         ]
     outputs, problems = outputs_of(network), list[str]()
-    fed = list(states.values())
     for output, name in states.items():
         pair = f"states[{output!r}]={name!r}"
         for end, called, names in (("output", output, outputs), ("input", name, network.inputs)):
@@ -40,11 +40,11 @@ def state_problems(network: Network, states: object) -> list[str]:
                 problems.append(with_hint(words, called, names))
         if output not in outputs or name not in network.inputs:
             continue
-        if fed.count(name) > 1 and fed.index(name) == list(states).index(output):
-            feeding = [output_name for output_name, of_input in states.items() if of_input == name]
+        first, *others = feeding(states, name)
+        if others and output == first:
             problems.append(
-                f"{pair}: received {len(feeding)} outputs for one input ({', '.join(feeding)}), "
-                "expected one; give each an input of its own."
+                f"{pair}: received {1 + len(others)} outputs for one input "
+                f"({', '.join([first, *others])}), expected one; give each an input of its own."
             )
         ends = [network[node] for node in (outputs[output], name)]
         shapes, types = [node.shape for node in ends], [own_type(node) for node in ends]
