@@ -111,22 +111,20 @@ def compared_sequence(
         for tensors, (_, values) in zip(expected, run, strict=False):
             for name, simulated_name in names.items():
                 counts[name].add(tensors[simulated_name], values[name])
-        return SequenceCount(min(frame_count, len(expected)), list(counts.values()))
+        return SequenceCount(frame_count, list(counts.values()))
 
-    as_they_are, number, frame_count = (
-        {name: name for name in codes},
-        len(expected),
-        _MOST_KERAS_FRAMES,
-    )
+    number, same_names = len(expected), {name: name for name in codes}
+    in_keras: SequenceCount | None = None
+    if keras:
+        runner = _in_codes(graph, keras, outputs, codes)
+        in_keras = counted(runner, codes, min(_MOST_KERAS_FRAMES, number))
     return SequenceRun(
         states=dict(graph.states),
         frames=number,
         runtimes={
-            name: counted(_runtime(graph, content, name), as_they_are, number) for name in runtimes
+            name: counted(_runtime(graph, content, name), same_names, number) for name in runtimes
         },
-        keras=counted(_in_codes(graph, keras, outputs, codes), codes, frame_count)
-        if keras
-        else None,
+        keras=in_keras,
     )
 
 

@@ -34,7 +34,8 @@ _KERNELS_OF_8_BITS = (
 # float32 divides and multiplies scales of ranges from `SMALLEST_RANGE` up to this without loss.
 _LARGEST_RANGE = 1e24
 _NATURAL_READERS = (
-    *(*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE, Role.RECURRENCE),
+    *_KERNELS_OF_8_BITS,
+    *(Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE, Role.RECURRENCE),
 )
 
 
