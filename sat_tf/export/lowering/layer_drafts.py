@@ -453,7 +453,7 @@ class SumWithMap(Draft):
             constant = np.rint(clipped / scale)
         if scale / codes.scale < _SMALLEST_SUMMAND:
             scale = np.float32(_COARSE_SUMMAND * codes.scale)
-            constant = np.rint(self.values / scale)
+            constant = np.rint(clipped / scale)
         source = summand(builder, self.inputs[0], codes)
         map_of_codes = Constant(constant.astype(np.int8)[np.newaxis], Codes(scale, 0))
         operation = Pair((source,), name, Pointwise.SUM, map_of_codes)
@@ -498,6 +498,7 @@ class MatrixProductDraft(Draft):
     """The product of matrices in two tensors."""
 
     inputs: tuple[str, ...]
+    depth: int  # The number of products that it adds up for each value.
     transposed: bool  # Whether the second one is transposed.
     call: Callable[..., FloatCall]  # The call of the layer itself on float tensors.
 
@@ -513,7 +514,8 @@ class MatrixProductDraft(Draft):
         return builder.add(operation, output.shape, output.codes)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        raise TypeError("a matrix product without an observed range.")
+        low, high = PairDraft.of(Pointwise.PRODUCT, self.inputs).worst_range(codes_of)
+        return self.depth * low, self.depth * high
 
 
 class OnOneGrid(Draft):

@@ -28,15 +28,10 @@ from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, Weig
 from sat_tf.quantizers.seen_values import ON_AVERAGE, RANGE_FIX, each_its_own, misfit
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
-_KERNELS_OF_8_BITS = (
-    *(Role.SUM, Role.PRODUCT, Role.MATRIX_PRODUCT, Role.CONCATENATION, Role.MEAN),
-)
+_KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.MATRIX_PRODUCT, Role.CONCATENATION, Role.MEAN)
 # float32 divides and multiplies scales of ranges from `SMALLEST_RANGE` up to this without loss.
 _LARGEST_RANGE = 1e24
-_NATURAL_READERS = (
-    *_KERNELS_OF_8_BITS,
-    *(Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE, Role.RECURRENCE),
-)
+_NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.LOOKUP, Role.OPAQUE, Role.RECURRENCE)
 
 
 def role_of(node: Node) -> Role:

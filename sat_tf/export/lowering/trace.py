@@ -305,7 +305,7 @@ class _Tracer:
         def call(*tensors: str) -> FloatCall:
             return FloatCall(call_name(node), node, layer, tensors)
 
-        return layer_drafts.MatrixProductDraft(sources, transposed, call)
+        return layer_drafts.MatrixProductDraft(sources, shapes[0][-1], transposed, call)
 
     def _function(self, node: Node) -> Draft:
         rows, columns = (*_shape(node), 1, 1)[:2]

@@ -94,7 +94,7 @@ KINDS: Kinds = {
     L.EinsumDense: LayerKind(
         quantized=False,
         fix="sat-tf takes products of the last axes, such as 'abc,cd->abd', with one number of the "
-        "bias for each output, and without activity_regularizer",
+        "bias for each output, a function as activation, and without activity_regularizer",
         keras3=SAME,
     ),
     L.Lambda: LayerKind(

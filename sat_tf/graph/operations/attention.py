@@ -88,8 +88,8 @@ def _parts(equation: str) -> tuple[str, str] | None:
 def _einsum_dense(call: OldCall) -> Replacement | None:
     """A Dense on the last axes of a tensor, as one axis, to the last axes of its output."""
     layer, tensor = call.layer, call.node.call_args[0]
-    axes = _parts(layer.equation)
-    if axes is None or layer.activity_regularizer is not None:
+    axes, activation = _parts(layer.equation), getattr(layer.activation, "__name__", None)
+    if axes is None or activation is None or layer.activity_regularizer is not None:
         return None
     summed, new = axes
     shape, kernel = tuple(tensor.shape)[1:], tuple(layer.kernel.shape)
@@ -101,7 +101,7 @@ def _einsum_dense(call: OldCall) -> Replacement | None:
     lengths = tuple(length or -1 for length in kept_shape)
     inner, outer = math.prod(kernel[: len(summed)]), math.prod(new_shape)
     joins, splits = len(summed) > 1, len(new) > 1
-    activates = layer.activation.__name__ != "linear"
+    activates = activation != "linear"
     layers = [_dense(layer, inner, outer, "product" if splits or activates else "")]
     if joins:
         layers.insert(0, new_layer("Reshape", (*lengths, inner), suffix="input"))

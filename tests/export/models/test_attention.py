@@ -88,6 +88,9 @@ LEFT_FLOAT = {
         tf.matmul(*(L.Reshape((2, 3, 2, 2, 2))(t) for t in (x, y)))
     ),
     "a shared bias": lambda x, y: L.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="e")(x),
+    "a layer as activation": lambda x, y: L.EinsumDense(
+        "abc,cd->abd", (None, 3), activation=L.LeakyReLU()
+    )(x),
     "its transpose": lambda x, y: tf.matmul(x, y, transpose_a=True),
 }
 
@@ -116,6 +119,22 @@ def test_it_is_computed_on_codes_and_all_codes_of_the_file_are_those_trained(nam
     if name in ATTENTION:
         operators = [operation.operators[0] for operation in deployed(quantized).operations]
         assert operators.count("BATCH_MATMUL") == 2 * operators.count("SOFTMAX") > 0
+
+
+def test_a_product_that_was_never_observed_has_codes_of_its_worst_case(path):
+    rows = keras.Input((LENGTH, WIDTH), name="rows")
+    x, y = (L.Dense(5, name=name)(rows) for name in "xy")
+    model = keras.Model(rows, tf.matmul(x, y, transpose_b=True), name="net")
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy(weight_bits=8, activation_bits=8))
+    pixels = np.random.default_rng(2).integers(0, 256, (16, LENGTH, WIDTH), np.uint8)
+    report, _ = proved(quantized, path, pixels)
+    assert any("span the worst case" in warning for warning in report.warnings)
+    graph = deployed(quantized)
+    (product,) = (op for op in graph.operations if op.operators[0] == "BATCH_MATMUL")
+    ends = np.outer(*(graph.codes(name).real_range for name in product.inputs))
+    codes = graph.codes(product.output)
+    expected = 5 * np.min(ends), 5 * np.max(ends)
+    np.testing.assert_allclose(codes.real_range, expected, atol=float(codes.scale))
 
 
 # XNNPACK leaves these products to the builtin kernels, which round differently.
