@@ -216,7 +216,7 @@ class ConstantSum(OfTensorFlow):
     def codes(self) -> tuple[np.ndarray, np.float32]:
         """Integers from -127 to 127 for the values, to the nearest, and their scale."""
         scale = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
-        if 127.0 * float(scale) > np.finfo(np.float32).max:  # the lowest float32, as of masks
+        if 127.0 * float(scale) > float(np.finfo(np.float32).max):  # the lowest float32, in masks
             scale = np.nextafter(scale, np.float32(0.0))
         return np.rint(self.values / scale).astype(np.int32), scale
 
