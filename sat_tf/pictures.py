@@ -45,9 +45,9 @@ if _JPEG_LIBRARY := features.version_feature("libjpeg_turbo"):
     DECODER += f" with libjpeg-turbo {_JPEG_LIBRARY}"
 
 
-def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
-    """Returns indices of at most `most` of `count` images, spread evenly; None chooses all."""
-    num_indices = count if most is None else min(most, count)
+def spread_evenly(count: int, limit: int | None) -> npt.NDArray[np.int64]:
+    """Returns indices of at most `limit` of `count` images, spread evenly; None chooses all."""
+    num_indices = count if limit is None else min(limit, count)
     return np.unique(np.linspace(0, max(count - 1, 0), num_indices).round().astype(np.int64))
 
 
@@ -85,9 +85,9 @@ class Pictures(Sequence[Any]):
             array=None if self.array is None else self.array[indices],
         )
 
-    def sample(self, most: int | None) -> "Pictures":
-        """Takes at most `most` pictures, spread evenly; None takes all."""
-        return self.take(spread_evenly(len(self), most))
+    def sample(self, limit: int | None) -> "Pictures":
+        """Takes at most `limit` pictures, spread evenly; None takes all."""
+        return self.take(spread_evenly(len(self), limit))
 
     def split(self) -> tuple["Pictures", "Pictures"]:
         """Returns the pictures to train on, and those held out.

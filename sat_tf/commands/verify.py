@@ -185,8 +185,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         for statement in processor.statements(fallback, count):
             say(console, marked_text(statement))
         if not (processor.native or fallback):
-            known = f"no reason is known to refuse one of the {count} operators"
-            say(console, f"{processor.title}: {known}.")
+            sentence = f"no reason is known to refuse one of the {count} operators"
+            say(console, f"{processor.title}: {sentence}.")
         cpu_fallback = {arguments.target: [str(operator) for operator in fallback]}
     comparison = _Comparison(tflite, model, folder, options, arguments, console)
     if model is None and is_foreign(tflite):

@@ -99,17 +99,17 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
         raise RunError(error) from error
 
 
-def did_you_mean(received: str, known: Iterable[str], *, is_listed: bool = False) -> str:
+def did_you_mean(received: str, valid_names: Iterable[str], *, is_listed: bool = False) -> str:
     """Returns a sentence that proposes the nearest known name, or lists all unless they are."""
-    names = sorted(known)
+    names = sorted(valid_names)
     if meant := nearest(str(received), names):
         return f"Did you mean {meant}?"
     return "" if is_listed else f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 
-def nearest(received: str, known: Iterable[str]) -> str | None:
+def nearest(received: str, valid_names: Iterable[str]) -> str | None:
     """Returns the known name that is spelled most like `received`; None where none is near."""
-    by_letters = {name.lower(): name for name in known}
+    by_letters = {name.lower(): name for name in valid_names}
     matches = difflib.get_close_matches(received.lower(), by_letters, n=1, cutoff=0.6)
     return by_letters[matches[0]] if matches else None
 
@@ -180,37 +180,37 @@ class Problem(str):
     """A sentence, and all names that are known, which a list of problems shows once."""
 
     sentence: str
-    known: str
+    hint: str
 
-    def __new__(cls, sentence: str, known: str = "") -> "Problem":
-        problem = super().__new__(cls, f"{sentence} {known}" if known else sentence)
-        problem.sentence, problem.known = sentence, known
+    def __new__(cls, sentence: str, hint: str = "") -> "Problem":
+        problem = super().__new__(cls, f"{sentence} {hint}" if hint else sentence)
+        problem.sentence, problem.hint = sentence, hint
         return problem
 
 
 def behind(words: str, problem: str) -> str:
     """Returns a problem with words in front of it."""
     if isinstance(problem, Problem):
-        return Problem(f"{words}{problem.sentence}", problem.known)
+        return Problem(f"{words}{problem.sentence}", problem.hint)
     return f"{words}{problem}"
 
 
 def with_hint(
-    words: str, received: object, known: Iterable[object], *, is_listed: bool = False
+    words: str, received: object, valid_names: Iterable[object], *, is_listed: bool = False
 ) -> str:
     """Returns a problem with a name: what may be meant, or all names unless the words list them."""
-    names = list(map(str, known)) if isinstance(received, str) else []
+    names = list(map(str, valid_names)) if isinstance(received, str) else []
     hint = did_you_mean(str(received), names, is_listed=is_listed) if names else ""
     if not hint or nearest(str(received), names):
         return Problem(f"{words}. {hint}" if hint else f"{words}.")
     return Problem(f"{words}.", hint)
 
 
-def no_such(words: str, name: str, known: Iterable[str] = ()) -> str:
+def no_such(words: str, name: str, valid_names: Iterable[str] = ()) -> str:
     """Returns a problem with a name, and what to do in its place, or which one may be meant."""
     if name in REMOVED:
         return Problem(f"{words}; {REMOVED[name]}.")
-    return with_hint(words, name.rpartition(".")[2], known)
+    return with_hint(words, name.rpartition(".")[2], valid_names)
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
@@ -229,12 +229,12 @@ def name_of(thing: object) -> str:
     return shortened(in_one_line(str(thing)), _MOST_OF_A_NAME)
 
 
-def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -> str:
+def first_ones(names: Iterable[object], limit: int = 5, *, between: str = ", ") -> str:
     """Returns the first names of many, and how many more there are."""
     listed = [name_of(name) for name in names]
-    omitted = len(listed) - most
+    omitted = len(listed) - limit
     end = between.rstrip(", ")  # a comma alone is left out before "and"
-    return between.join(listed[:most]) + (f"{end} and {omitted} more" if omitted > 0 else "")
+    return between.join(listed[:limit]) + (f"{end} and {omitted} more" if omitted > 0 else "")
 
 
 def kind_of(thing: object) -> str:
@@ -287,9 +287,9 @@ class ProblemsError(ValueError):
         lines, listed = [], set[str]()
         for problem in self.problems:
             line = problem
-            if isinstance(problem, Problem) and problem.known:
-                line = problem.sentence if problem.known in listed else problem
-                listed.add(problem.known)
+            if isinstance(problem, Problem) and problem.hint:
+                line = problem.sentence if problem.hint in listed else problem
+                listed.add(problem.hint)
             lines.append(f"  - {line}")
         count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
         text = shown("\n".join([f"{self.subject}: {count}", *lines]))

@@ -45,9 +45,9 @@ Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT, description=f"an integer in [0,
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-def up_to(most: int, fix: str) -> Any:
-    """Returns the annotation of positive integers up to `most`, with the fix for other values."""
-    return Field(ge=1, le=most, description=f"a positive integer up to {most:,}; {fix}")
+def up_to(limit: int, fix: str) -> Any:
+    """Returns the annotation of positive integers up to `limit`, with the fix for other values."""
+    return Field(ge=1, le=limit, description=f"a positive integer up to {limit:,}; {fix}")
 
 
 def one_of(names: Collection[Any], expected: str = "", *, none: str = "") -> Any:

@@ -246,9 +246,9 @@ class BitProblem:
             else:
                 absolute[name] = limit * self.units[name]
 
-    def policy_of(self, chosen: np.ndarray) -> BitPolicy:
+    def policy_of(self, choice: np.ndarray) -> BitPolicy:
         """Returns the policy of a choice, an option of each item."""
-        options = [self.options[option] for option in chosen]
+        options = [self.options[option] for option in choice]
         bits = {option.name: (option.weight_bits, option.activation_bits) for option in options}
         return self.choices.policy_of(bits)
 

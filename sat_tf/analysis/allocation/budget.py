@@ -99,13 +99,13 @@ class Knapsack:
         """Returns the options of one item."""
         return np.flatnonzero(self.item == item)
 
-    def used(self, chosen: np.ndarray) -> dict[str, int]:
+    def used(self, choice: np.ndarray) -> dict[str, int]:
         """Returns how much of each quantity a choice, an option of each item, uses."""
-        return {name: int(np.sum(usage[chosen])) for name, usage in self.usage.items()}
+        return {name: int(np.sum(usage[choice])) for name, usage in self.usage.items()}
 
-    def within(self, chosen: np.ndarray) -> bool:
+    def within(self, choice: np.ndarray) -> bool:
         """Returns whether a choice keeps all limits."""
-        used = self.used(chosen)
+        used = self.used(choice)
         return all(used[name] <= limit * (1.0 + _ROUNDING) for name, limit in self.limits.items())
 
     def ends(self, name: str) -> tuple[int, int]:

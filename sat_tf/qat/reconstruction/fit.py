@@ -403,18 +403,18 @@ class Part:
         _assign(self._variables, values)
         return before, best
 
-    def errors(self, chosen: np.ndarray) -> np.ndarray:
+    def errors(self, rows: np.ndarray) -> np.ndarray:
         """The squared error and the divergence of some images; see `reconstruct`."""
         total = np.zeros(2)
-        for indices in _parts(chosen):
+        for indices in _parts(rows):
             inputs, targets = self._batch(indices)
             total += self._far(self.span.compute(inputs), targets).numpy() * len(indices)
-        return total / len(chosen)
+        return total / len(rows)
 
-    def agreement(self, chosen: np.ndarray) -> float | None:
+    def agreement(self, rows: np.ndarray) -> float | None:
         """Share of rows with the class of the float model; None without rows of classes."""
         equal: list[np.ndarray] = []
-        for inputs, targets in map(self._batch, _parts(chosen)):
+        for inputs, targets in map(self._batch, _parts(rows)):
             outputs = self.span.compute(inputs)
             for name in [name for name, aim in self._aims.items() if aim.rows]:
                 student, teacher = (classes_of(side[name].numpy()) for side in (outputs, targets))

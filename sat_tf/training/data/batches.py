@@ -144,15 +144,15 @@ class ArraySource(ImageSource):
         indices = np.random.RandomState(seed).permutation(self.num_train)[:count]
         return self.images.train_images[indices]
 
-    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        indices = spread_evenly(self.num_test, most)
+    def held_out_sample(self, limit: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        indices = spread_evenly(self.num_test, limit)
         return self.images.test_images[indices], self.images.test_labels[indices]
 
 
-def shifted(images: tf.Tensor, most: int, corners: tf.Tensor) -> tf.Tensor:
-    """Shifts images by `most` minus the corners (batch, 2) in [0, 2 * most]; lets black in."""
+def shifted(images: tf.Tensor, limit: int, corners: tf.Tensor) -> tf.Tensor:
+    """Shifts images by `limit` minus the corners (batch, 2) in [0, 2 * limit]; lets black in."""
     size = tf.shape(images)
-    margins = [[0, 0], [most, most], [most, most], [0, 0]]
+    margins = [[0, 0], [limit, limit], [limit, limit], [0, 0]]
     padded = tf.pad(images, margins)
     rows = corners[:, :1] + tf.range(size[1])[None]
     columns = corners[:, 1:] + tf.range(size[2])[None]

@@ -213,9 +213,9 @@ class PictureFiles:
         rows = np.random.RandomState(seed).permutation(self.count)[:count]
         return tf.data.Dataset.from_tensor_slices(rows)
 
-    def spread_rows(self, most: int) -> tf.data.Dataset:
-        """Returns the rows of at most `most` pictures, spread evenly."""
-        return tf.data.Dataset.from_tensor_slices(spread_evenly(self.count, most))
+    def spread_rows(self, limit: int) -> tf.data.Dataset:
+        """Returns the rows of at most `limit` pictures, spread evenly."""
+        return tf.data.Dataset.from_tensor_slices(spread_evenly(self.count, limit))
 
     def number(self, *row: tf.Tensor) -> tf.Tensor:
         """Returns an integer that identifies a picture, int64."""
@@ -308,9 +308,9 @@ class RecordFiles:
         epochs = tf.data.Dataset.range(-1, 0)
         return epochs.flat_map(lambda e: self._shuffled(Share(), seed, e, buffer)).take(count)
 
-    def spread_rows(self, most: int) -> tf.data.Dataset:
+    def spread_rows(self, limit: int) -> tf.data.Dataset:
         mask = np.zeros(self.count, bool)
-        mask[spread_evenly(self.count, most)] = True
+        mask[spread_evenly(self.count, limit)] = True
         marks = tf.data.Dataset.from_tensor_slices(mask)
         rows = tf.data.Dataset.zip((marks, self.rows(Share(), None)))
         return rows.filter(lambda is_chosen, _: is_chosen).map(lambda _, row: row)
@@ -453,9 +453,9 @@ class PictureSource(ImageSource):
         check(self.name, count=(count, Positive))
         return self._sample(self.train, self.train.drawn_rows(count, seed))[0]
 
-    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        check(self.name, count=(most, Positive))
-        return self._sample(self.held_out, self.held_out.spread_rows(most))
+    def held_out_sample(self, limit: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        check(self.name, count=(limit, Positive))
+        return self._sample(self.held_out, self.held_out.spread_rows(limit))
 
     def _sample(self, pictures: EncodedPictures, rows: tf.data.Dataset) -> Any:
         try:

@@ -158,8 +158,8 @@ class ImageSource(abc.ABC):
         """`count` training images, drawn at random, prepared like the held-out ones."""
 
     @abc.abstractmethod
-    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most `most` held-out images, spread evenly over the set, and their labels."""
+    def held_out_sample(self, limit: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """At most `limit` held-out images, spread evenly over the set, and their labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
