@@ -201,7 +201,7 @@ def _in_groups(call: OldCall) -> Replacement | None:
     parts = (places, groups, channels // groups)
     if math.prod(shape) // groups > _MOST_VALUES:
         return None
-    grouped, restored = [new_layer("Reshape", (groups, -1), suffix="groups")], []
+    grouped, restored = [new_layer("Reshape", (groups, 1, -1), suffix="groups")], []
     if places > 1 and groups > 1:
         grouped = [
             new_layer("Reshape", parts, suffix="parts"),
