@@ -1,4 +1,4 @@
-"""Normalizations over features: their factors in what reads them, and their form in integers.
+"""Normalizations over features in the form that NPUs have operators for.
 
 A normalization gives y = γ n + β, n = d / sqrt(mean d² + ε), where d is x, without its mean or with
 it. A linear layer that reads y reads n instead: W y + b = (W γ) n + (b + W β).
@@ -6,7 +6,7 @@ it. A linear layer that reads y reads n instead: W y + b = (W γ) n + (b + W β)
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,44 +33,33 @@ _OF_WEIGHTS = [
 
 
 def replacements_of_normalizations(
-    calls: Sequence[OldCall],
-    others: Mapping[int, Replacement | None],
-    outputs: Sequence[Any],
-    *,
-    native: bool,
+    calls: Sequence[OldCall], others: Mapping[int, Replacement | None], outputs: Sequence[Any]
 ) -> dict[int, Replacement]:
-    """The replacements of normalizations and of what takes their factors, by the calls' nodes.
+    """The replacements of normalizations, and of linear layers that take their γ and β.
 
-    A normalization waits for the `others`: attention becomes linear layers first.
-
-    Args:
-        calls: those that may be replaced.
-        others: the replacements of all other calls.
-        outputs: the outputs of the model.
-        native: whether the normalizations get their form in integers.
+    They have the identities of the calls' nodes. A normalization waits for the `others`, of other
+    calls: attention becomes linear layers first. `outputs` are those of the model.
     """
     replacements: dict[int, Replacement] = {}
-    open_nodes = {id(call.node) for call in calls}
+    nodes = {id(call.node) for call in calls}
     for call in calls:
         readers = list(call.readers())
-        nodes = [call.node, *(reader.node for reader in readers)]
-        if type(call.layer) not in _FORMS or not _is_plain(call):
+        node, read_by = call.node, {id(reader.node) for reader in readers}
+        is_plain = all(value is None for value in (*node.call_args[1:], *node.call_kwargs.values()))
+        if type(call.layer) not in _FORMS or not is_plain or not is_keras(node.call_args[0]):
             continue
-        if any(others.get(id(node)) or id(node) in replacements for node in nodes):
+        if not _is_of_channels(call) or any(map(others.get, (id(node), *read_by))):
             continue
-        is_output = any(tensor is call.node.outputs for tensor in outputs)
-        is_open = all(id(node) in open_nodes for node in nodes)
-        if is_open and not is_output and _has_factors(call) and _all_take(call, readers):
-            replacements |= dict(_folded(call, readers))
-        elif native and (replacement := _FORMS[type(call.layer)](call)):
-            replacements[id(call.node)] = replacement
+        is_output = any(tensor is node.outputs for tensor in outputs)
+        is_taken = not is_output and read_by <= nodes and _all_take(call, readers)
+        scalings = [] if is_taken else _scalings(call)
+        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings)
+        if form is None:
+            continue
+        replacements[id(node)] = form
+        if is_taken:
+            replacements |= {id(reader.node): _with_factors(reader, call) for reader in readers}
     return replacements
-
-
-def _is_plain(call: OldCall) -> bool:
-    node = call.node
-    more = (*node.call_args[1:], *node.call_kwargs.values())
-    return is_keras(node.call_args[0]) and all(value is None for value in more)
 
 
 def _is_of_channels(call: OldCall) -> bool:
@@ -78,7 +67,7 @@ def _is_of_channels(call: OldCall) -> bool:
     return axes_of(call.layer) in ([-1], [last])
 
 
-# -- γ and β in linear layers ----------------------------------------------------------------------
+# -- γ and β ---------------------------------------------------------------------------------------
 
 
 def _factors(layer: Any) -> list[np.ndarray | None]:
@@ -89,17 +78,11 @@ def _factors(layer: Any) -> list[np.ndarray | None]:
     ]
 
 
-def _has_factors(call: OldCall) -> bool:
-    gamma, beta = _factors(call.layer)
-    return not (gamma is None and beta is None) and _is_of_channels(call)
-
-
 def _all_take(call: OldCall, readers: Sequence[OldCall]) -> bool:
-    """Whether all that reads a normalization are linear layers that can take its factors.
+    """Whether all that reads a normalization are linear layers that can take its γ and β.
 
     Around a convolution with padding, β would be missing. Weights that are regularized, or kept
-    within limits, are not those of the factors' product, and what is frozen would train with the
-    rest.
+    within limits, are other ones than their products with factors, and what is frozen would train.
     """
     layers = [call.layer, *(reader.layer for reader in readers)]
     return bool(readers) and all(
@@ -117,51 +100,56 @@ def _takes(layer: Any, call: OldCall) -> bool:
         return False
     if getattr(layer, "data_format", "channels_last") != "channels_last":
         return False
-    windows = getattr(layer, "kernel_size", (1,))
-    return beta is None or max(windows) == 1 or layer.padding == "valid"
+    window = getattr(layer, "kernel_size", (1,))
+    return beta is None or max(window) == 1 or layer.padding == "valid"
 
 
-def _folded(call: OldCall, readers: Sequence[OldCall]) -> Iterator[tuple[int, Replacement]]:
-    """The normalization without its factors, and linear layers with them."""
-    layer = call.layer
-    factors = {name: False for name in ("scale", "center") if hasattr(layer, name)}
-    bare = NewLayer(lambda **options: layer_copy(layer, **factors, **options))
-    yield id(call.node), Replacement([call.node.call_args[0]], [bare])
-    for reader in readers:
-        yield id(reader.node), Replacement([call.node.outputs], [_linear(reader, *_factors(layer))])
-
-
-def _linear(reader: OldCall, gamma: np.ndarray | None, beta: np.ndarray | None) -> NewLayer:
-    layer, kernel = reader.layer, layer_kinds.quantized_kernel(reader.layer)
-    weights, *bias = layer.get_weights()
-    by_input = [-1 if axis == kernel.input_axis else 1 for axis in range(weights.ndim)]
-    inner = tuple(axis for axis in range(weights.ndim) if axis not in kernel.output_axes)
-    arrays = [weights if gamma is None else weights * gamma.reshape(by_input)]
+def _with_factors(reader: OldCall, call: OldCall) -> Replacement:
+    """The linear layer that reads a normalization without its γ and β."""
+    layer, kernel, (gamma, beta) = reader.layer, reader.layer.get_weights()[0], _factors(call.layer)
+    facts, bias = layer_kinds.kernels_of(layer)[0], layer.get_weights()[1:]
+    by_input = [-1 if axis == facts.input_axis else 1 for axis in range(kernel.ndim)]
+    inner = tuple(axis for axis in range(kernel.ndim) if axis not in facts.output_axes)
     if beta is not None:
-        shift = np.sum(weights * beta.reshape(by_input), axis=inner).reshape(-1)
-        bias = [sum(bias, shift)]
-    arrays += bias
-    return NewLayer(
+        bias = [sum(bias) + np.sum(kernel * beta.reshape(by_input), axis=inner).reshape(-1)]
+    arrays = [kernel if gamma is None else kernel * gamma.reshape(by_input), *bias]
+    new = NewLayer(
         lambda **options: layer_copy(layer, use_bias=bool(bias), **options), weights=arrays
     )
+    return Replacement([call.node.outputs], [new])
+
+
+def _scalings(call: OldCall) -> list[NewLayer] | None:
+    """The layers for γ and β; None where a γ is 0, or calls of the layer have several shapes.
+
+    Scalings take no 0, and calls that share a layer share those that replace it.
+    """
+    shapes = {tuple(n.call_args[0].shape) for n in call.nodes if n.layer is call.layer}
+    gamma, beta = _factors(call.layer)
+    if len(shapes) > 1 or (gamma is not None and np.any(gamma == 0.0)):
+        return None
+    parts = [("x * c", gamma)] if gamma is not None and np.any(gamma != 1.0) else []
+    parts += [("x + c", beta)] if beta is not None and np.any(beta) else []
+    names = ("gamma", "")[2 - len(parts) :]
+    return [
+        new_layer(Scaling, formula, values.tolist(), suffix=name)
+        for name, (formula, values) in zip(names, parts, strict=True)
+    ]
 
 
 # -- forms in integers -----------------------------------------------------------------------------
 
 
-def _in_layers(call: OldCall) -> Replacement | None:
+def _in_layers(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
     """The layers of a normalization of the last axis: d / sqrt(Σ d² / n + ε) · γ + β.
 
-    That to a norm of 1 has the divisor sqrt(max(Σ x², ε)). A product of matrices adds up the
-    squares, because it does not round each of them to 8 bits: next to that of an outlier, all
-    others would become 0.
+    A UnitNormalization divides by sqrt(max(Σ x², ε)). A product of matrices adds up the squares,
+    because it does not round each of them to 8 bits: next to that of an outlier, all others would
+    become 0.
     """
     layer, tensor = call.layer, call.node.call_args[0]
     *outer, size = tensor.shape[1:]
-    factors = _scalings(call)
-    if not _is_of_channels(call) or factors is None or not size or size > _MOST_VALUES:
-        return None
-    if outer.count(None) > 1:
+    if size is None or size > _MOST_VALUES or outer.count(None) > 1:
         return None
     lengths = [length or -1 for length in outer]
     rows = -1 if None in outer else math.prod(lengths)
@@ -186,61 +174,8 @@ def _in_layers(call: OldCall) -> Replacement | None:
         smallest = 0.5 * float(layer.epsilon)
     root = add("InverseRoot", smallest, suffix="inverse_root")
     layers[first:] = map(_in_float32, layers[first:])
-    add("Multiply", suffix="normalized" if factors else "", reads=(values, root))
-    return Replacement([tensor], [*layers, *factors])
-
-
-def _in_groups(call: OldCall) -> Replacement | None:
-    """The layers of a GroupNormalization: a LayerNormalization of the values of each group."""
-    layer, tensor = call.layer, call.node.call_args[0]
-    *outer, channels = shape = tuple(tensor.shape[1:])
-    factors = _scalings(call)
-    if not _is_of_channels(call) or factors is None or None in shape:
-        return None
-    places, groups = math.prod(outer), int(layer.groups)
-    parts = (places, groups, channels // groups)
-    if math.prod(shape) // groups > _MOST_VALUES:
-        return None
-    grouped, restored = [new_layer("Reshape", (groups, 1, -1), suffix="groups")], []
-    if places > 1 and groups > 1:
-        grouped = [
-            new_layer("Reshape", parts, suffix="parts"),
-            new_layer("Permute", (2, 1, 3), suffix="parts_of_groups"),
-            *grouped,
-        ]
-        restored = [
-            new_layer("Reshape", (groups, places, channels // groups), suffix="normalized_groups"),
-            new_layer("Permute", (2, 1, 3), suffix="normalized_parts"),
-        ]
-    settings = {"epsilon": layer.epsilon, "center": False, "scale": False}
-    layers = [
-        *grouped,
-        new_layer("LayerNormalization", suffix="rows", **settings),
-        *restored,
-        new_layer("Reshape", shape, suffix="normalized" if factors else ""),
-    ]
-    return Replacement([tensor], [*layers, *factors])
-
-
-def _scalings(call: OldCall) -> list[NewLayer] | None:
-    """The layers for γ and β; None where a γ is 0, or calls of the layer have several shapes.
-
-    Scalings take no 0, and calls that share a layer share those that replace it.
-    """
-    shapes = {tuple(n.call_args[0].shape) for n in call.nodes if n.layer is call.layer}
-    gamma, beta = _factors(call.layer)
-    if len(shapes) > 1 or (gamma is not None and np.any(gamma == 0.0)):
-        return None
-    parts = [
-        ("gamma", "x * c", None if gamma is None or np.all(gamma == 1.0) else gamma),
-        ("beta", "x + c", None if beta is None or not np.any(beta) else beta),
-    ]
-    made = [part for part in parts if part[2] is not None]
-    return [
-        new_layer(Scaling, formula, values.tolist(), suffix="" if part is made[-1] else name)
-        for part in made
-        for name, formula, values in (part,)
-    ]
+    add("Multiply", suffix="normalized" if scalings else "", reads=(values, root))
+    return Replacement([tensor], [*layers, *scalings])
 
 
 def _in_float32(new: NewLayer) -> NewLayer:
@@ -248,8 +183,33 @@ def _in_float32(new: NewLayer) -> NewLayer:
     return dataclasses.replace(new, layer=lambda **options: new.layer(**options | _FLOAT32))
 
 
-# Finds the form in integers, by the class of the layer.
-_FORMS: dict[type, Callable[[OldCall], Replacement | None]] = {
+def _in_groups(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
+    """The layers of a GroupNormalization: a LayerNormalization of the values of each group."""
+    layer, tensor = call.layer, call.node.call_args[0]
+    shape, groups = tuple(tensor.shape[1:]), int(call.layer.groups)
+    if None in shape or math.prod(shape) // groups > _MOST_VALUES:
+        return None
+    places, size = math.prod(shape[:-1]), shape[-1] // groups
+
+    def turned(first: int, second: int, suffix: str) -> list[NewLayer]:
+        if first == 1 or second == 1:
+            return []
+        parts = new_layer("Reshape", (first, second, size), suffix=f"{suffix}_parts")
+        return [parts, new_layer("Permute", (2, 1, 3), suffix=f"{suffix}_turned")]
+
+    settings = {"epsilon": layer.epsilon, "center": False, "scale": False}
+    layers = [
+        *turned(places, groups, "input"),
+        new_layer("Reshape", (groups, 1, -1), suffix="groups"),
+        new_layer("LayerNormalization", suffix="rows", **settings),
+        *turned(groups, places, "rows"),
+        new_layer("Reshape", shape, suffix="normalized" if scalings else ""),
+    ]
+    return Replacement([tensor], [*layers, *scalings])
+
+
+# Finds the form of a call, which ends in the layers for γ and β, by the class of its layer.
+_FORMS: dict[type, Callable[[OldCall, list[NewLayer]], Replacement | None]] = {
     L.GroupNormalization: _in_groups,
     L.LayerNormalization: _in_layers,
     L.UnitNormalization: _in_layers,

@@ -290,13 +290,10 @@ def rewritten(
       `<name>_last`, takes the last one.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
-    - γ and β of a normalization over features become factors of the linear layers that alone read
-      it; see `feature_normalization`.
-    - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.
-      Normalizations become sums, products and an inverse root.
+    - For NPUs, functions get the form that they have operators for, see `native_replacement_of`,
+      and normalizations over features, see `feature_normalization`.
 
-    Every output stays the same, bit for bit, except the last bits of normalizations, and of
-    functions for NPUs. Rewriting
+    Every output stays the same, bit for bit, except the last bits of these for NPUs. Rewriting
     goes on until nothing changes. Where layers are annotated, the others stay, except operations,
     and layers that are called in another way.
     """
@@ -311,12 +308,11 @@ def rewritten(
         return native_replacement_of(call, processor) or replacement_of(call)
 
     replacements = {id(call.node): replacement(call) for call in calls if not call.node.is_input}
-    replacements |= replacements_of_normalizations(
-        [call for call in calls if names is None or call.layer.name in names],
-        replacements,
-        tf.nest.flatten(model.outputs),
-        native=processor.native,
-    )
+    if processor.native:
+        replaceable = [call for call in calls if names is None or call.layer.name in names]
+        replacements |= replacements_of_normalizations(
+            replaceable, replacements, tf.nest.flatten(model.outputs)
+        )
     if not any(replacements.values()):
         return flat
     rewriter = _Rewriter(model, calls, replacements)

@@ -211,7 +211,7 @@ def test_a_plan_for_a_cpu_names_what_it_refuses_alone():
     packed = sat_tf.explain(zoo.bottleneck(), BitPolicy.mobile(4))
     assert plan.bytes > packed.bytes
     # What TFLite Micro refuses is named.
-    layers = [convolution(4), L.LayerNormalization(), L.GlobalAveragePooling2D(), L.Dense(2)]
+    layers = [convolution(4), lambda x: tf.reduce_prod(x, [1, 2]), L.Dense(2)]
     model = model_of(*layers)
     plan = sat_tf.explain(model, BitPolicy.mobile(4, unsupported="float", target="micro"))
     assert [one.operator for one in plan.cpu_fallback] == ["REDUCE_PROD"]

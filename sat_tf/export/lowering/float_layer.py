@@ -192,17 +192,13 @@ def _in_plain_operators(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     """
     modules = [module for layer in layers for module in (layer, *layer.submodules)]
     recurrent = [module for module in modules if isinstance(module, keras.layers.RNN)]
-    norms = [module for module in modules if isinstance(module, keras.layers.LayerNormalization)]
     # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it. The third
-    # is that of a normalization.
-    names = "unroll", "_could_use_gpu_kernel", "_fused"
-    before = [
-        (module, name, getattr(module, name))
-        for module in (*recurrent, *norms)
-        for name in names
-        if hasattr(module, name)
-    ]
+    # is that of a LayerNormalization alone.
+    names = "unroll", "_could_use_gpu_kernel"
+    before = [(rnn, name) for rnn in recurrent for name in names]
+    before += [(module, "_fused") for module in modules]
+    before = [(one, name, vars(one)[name]) for one, name in before if name in vars(one)]
     # The only recurrent layers of Keras without an argument `unroll`.
     convolutional = [rnn for rnn in recurrent if type(rnn) in _CONVOLUTIONAL]
     try:
