@@ -196,9 +196,11 @@ def _in_plain_operators(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it. The third
     # is that of a LayerNormalization alone.
     names = "unroll", "_could_use_gpu_kernel"
-    before = [(rnn, name) for rnn in recurrent for name in names]
-    before += [(module, "_fused") for module in modules]
-    before = [(one, name, vars(one)[name]) for one, name in before if name in vars(one)]
+    switches = [(rnn, name) for rnn in recurrent for name in names]
+    switches += [(module, "_fused") for module in modules]
+    before = [
+        (module, name, vars(module)[name]) for module, name in switches if name in vars(module)
+    ]
     # The only recurrent layers of Keras without an argument `unroll`.
     convolutional = [rnn for rnn in recurrent if type(rnn) in _CONVOLUTIONAL]
     try:
