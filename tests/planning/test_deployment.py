@@ -11,6 +11,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
+from sat_tf.graph.operation_layers import RMSNormalization
 from sat_tf.planning.deployment import multiply_adds
 from sat_tf.planning.explain import read_source
 from sat_tf.planning.file_size import FileSizes, file_bytes
@@ -356,7 +357,9 @@ ESTIMATED = {
     "reused": reused,
     "layer": lambda: normalized(L.LayerNormalization(), L.LayerNormalization(scale=False)),
     "group": lambda: normalized(L.GroupNormalization(4), L.GroupNormalization(2)),
-    "unit": lambda: normalized(L.UnitNormalization(), L.PReLU()),
+    # Whether calibration gives a normalized tensor a zero point, the plan cannot know.
+    "unit": lambda: normalized(L.UnitNormalization(), *map(L.ReLU, (4, 5, 6))),
+    "rms": lambda: normalized(RMSNormalization(), *map(L.ReLU, (4, 5, 6))),
 }
 
 

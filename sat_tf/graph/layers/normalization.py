@@ -240,7 +240,9 @@ KINDS: Kinds = {
     L.LayerNormalization: _OVER_FEATURES,
     L.GroupNormalization: dataclasses.replace(_OVER_FEATURES, alike_at_all_sizes=False),
     RMSNormalization: dataclasses.replace(_OVER_FEATURES, moments=None),
-    L.UnitNormalization: dataclasses.replace(_OVER_FEATURES, normalizes=False, moments=None),
+    L.UnitNormalization: dataclasses.replace(
+        _OVER_FEATURES, normalizes=False, moments=None, alike_at_all_sizes=False
+    ),
     L.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
     L.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
     AdaptedNormalization: LayerKind(Role.AFFINE, affine_problem),
