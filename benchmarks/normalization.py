@@ -1,25 +1,41 @@
-"""Measures what a LayerNormalization loses on NPUs, where it is computed on codes.
+"""Measures what normalizations over features lose where they are computed on codes, as on NPUs.
 
     PYTHONPATH=. python benchmarks/normalization.py
 
-First the error of its output, root mean square, against the float layer: on rows of one scale, on
-rows whose scales differ by up to 10, and on rows with one channel 20 times as large as the others.
-Codes of 8 bits are fed, whose own error is beside it. Then top-1 of two small mixers of characters,
-calibrated at 8 bits and not trained further: as float networks, with LayerNormalization in
-float32 for CPUs, and in integers. Eight minutes on two cores.
+First the error of the output of each, root mean square, against the float layer: on rows of one
+scale, on rows whose scales differ by up to 10, and on rows with one channel 20 times as large as
+the others. Codes of 8 bits are fed, whose own error is beside it. Then top-1 of two small mixers of
+characters, calibrated at 8 bits and not trained further: as float networks, with LayerNormalization
+in float32 for CPUs, and in integers. At last the latency of these two files and of one with
+BatchNormalization, with XNNPACK on one thread, of a small mixer and a larger one: the median of
+100 runs by turns. Ten minutes on two cores.
 """
+
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tf_keras as keras
 from absl import app
+from ai_edge_litert.interpreter import Interpreter
+from turns import seconds_by_turns
 
 import sat_tf
+from sat_tf.graph.operation_layers import RMSNormalization
 from sat_tf.training.data.glyphs import load_glyphs
 
 L = keras.layers
 _WIDTHS, _SEEDS = (16, 64, 256, 768), (0, 1)
 _CLASSES, _EPOCHS, _BATCH, _RATE = 60, 12, 128, 3e-3
-_CHANNELS, _BLOCKS = 48, 3
+_SIDE, _CHANNELS, _BLOCKS = 6, 48, 3
+_NORMS: dict[str, Callable[..., Any]] = {
+    "layer": L.LayerNormalization,
+    "root mean square": RMSNormalization,
+    "unit": L.UnitNormalization,
+    "4 groups": lambda **options: L.GroupNormalization(4, **options),
+}
 
 
 def _rows(width: int) -> dict[str, np.ndarray]:
@@ -30,11 +46,10 @@ def _rows(width: int) -> dict[str, np.ndarray]:
     return {"one scale": rows, "scales of 0.1 to 1": rows * scales, "outlier": rows * outlier}
 
 
-def _errors(rows: np.ndarray) -> tuple[float, float]:
+def _errors(kind: str, rows: np.ndarray) -> tuple[float, float]:
     """The errors of the output in integers, and of the float layer of codes, in percent."""
     width = rows.shape[1]
-    values, gamma = keras.Input((width,)), keras.initializers.RandomUniform(0.9, 1.1, seed=0)
-    norm = L.LayerNormalization(name="norm", gamma_initializer=gamma)
+    values, norm = keras.Input((width,)), _NORMS[kind](name="norm")
     model = keras.Model(values, L.Dense(2)(norm(values)))
     policy = sat_tf.BitPolicy.mobile(8, target="int8", input_type="int8")
     quantized = sat_tf.quantize_model(model, policy)
@@ -48,18 +63,25 @@ def _errors(rows: np.ndarray) -> tuple[float, float]:
     return float(of_output), float(of_input)
 
 
-def _mixer() -> keras.Model:
-    image = keras.Input((24, 24, 3))
-    x = L.Conv2D(_CHANNELS, 4, 4)(L.Rescaling(1 / 127.5, offset=-1.0)(image))
-    x = L.Reshape((36, _CHANNELS))(x)
+def _mixer(
+    norm: Callable[[], Any] = L.LayerNormalization, side: int = _SIDE, channels: int = _CHANNELS
+) -> keras.Model:
+    places, image = side * side, keras.Input((4 * side, 4 * side, 3))
+    x = L.Conv2D(channels, 4, 4)(L.Rescaling(1 / 127.5, offset=-1.0)(image))
+    x = L.Reshape((places, channels))(x)
     for _ in range(_BLOCKS):
-        y = L.Permute((2, 1))(L.LayerNormalization()(x))
-        y = L.Dense(36)(L.Dense(48, activation="relu")(y))
+        y = L.Permute((2, 1))(norm()(x))
+        y = L.Dense(places)(L.Dense(48, activation="relu")(y))
         x = L.Add()([x, L.Permute((2, 1))(y)])
-        y = L.Dense(96, activation="relu")(L.LayerNormalization()(x))
-        x = L.Add()([x, L.Dense(_CHANNELS)(y)])
-    x = L.Reshape((6, 6, _CHANNELS))(L.LayerNormalization()(x))
+        y = L.Dense(2 * channels, activation="relu")(norm()(x))
+        x = L.Add()([x, L.Dense(channels)(y)])
+    x = L.Reshape((side, side, channels))(norm()(x))
     return keras.Model(image, L.Dense(_CLASSES)(L.GlobalAveragePooling2D()(x)))
+
+
+def _calibrated(model: keras.Model, target: str, images: np.ndarray) -> keras.Model:
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, target=target))
+    return sat_tf.calibrate(quantized, images, progress=False)
 
 
 def _accuracies(seed: int) -> list[float]:
@@ -74,25 +96,48 @@ def _accuracies(seed: int) -> list[float]:
     model.compile(keras.optimizers.legacy.Adam(decay), loss)
     model.fit(images, labels, batch_size=_BATCH, epochs=_EPOCHS, verbose=0)
     seen = np.random.default_rng(0).permutation(len(images))[:512]
-    models = [model]
-    for target in ("litert", "int8"):
-        policy = sat_tf.BitPolicy.mobile(8, target=target)
-        quantized = sat_tf.quantize_model(model, policy)
-        models.append(sat_tf.calibrate(quantized, images[seen], progress=False))
+    models = [model, *(_calibrated(model, target, images[seen]) for target in ("litert", "int8"))]
     answers = [each.predict(test_images, verbose=0).argmax(-1) for each in models]
     return [100.0 * float(np.mean(answer == data.test_labels)) for answer in answers]
 
 
+def _latencies(side: int, channels: int) -> dict[str, float]:
+    """Milliseconds of the files of a mixer, by the form of its normalizations."""
+    images = np.random.default_rng(0).uniform(0, 255, (64, 4 * side, 4 * side, 3))
+    images = images.astype(np.float32)
+    forms = {
+        "in float32": (L.LayerNormalization, "litert"),
+        "in integers": (L.LayerNormalization, "int8"),
+        "BatchNormalization": (L.BatchNormalization, "litert"),
+    }
+    calls = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for form, (norm, target) in forms.items():
+            path = pathlib.Path(folder, f"{target}.tflite")
+            quantized = _calibrated(_mixer(norm, side, channels), target, images)
+            sat_tf.export_tflite(quantized, path)
+            interpreter = Interpreter(model_content=path.read_bytes(), num_threads=1)
+            interpreter.allocate_tensors()
+            calls[form] = interpreter.invoke
+    seconds = seconds_by_turns(calls, range(100), warm_up=10)
+    return {form: 1000.0 * float(np.median(times)) for form, times in seconds.items()}
+
+
 def main(arguments: list[str]) -> None:
-    """Prints the errors, and the accuracies."""
+    """Prints the errors, the accuracies and the latencies."""
     del arguments
-    for width in _WIDTHS:
-        for name, rows in _rows(width).items():
-            of_output, of_input = _errors(rows.astype(np.float32))
-            print(f"{width} values, {name}: {of_output:.1f} %, of its codes {of_input:.1f} %")
+    for kind in _NORMS:
+        for width in _WIDTHS:
+            for name, rows in _rows(width).items():
+                found, read = _errors(kind, rows.astype(np.float32))
+                print(f"{kind}, {width} values, {name}: {found:.1f} %, of its codes {read:.1f} %")
     for seed in _SEEDS:
         plain, in_float, in_integers = _accuracies(seed)
         print(f"seed {seed}: {plain:.2f} float, {in_float:.2f} in float32, {in_integers:.2f}")
+    for side, channels in ((_SIDE, _CHANNELS), (14, 192)):
+        times = _latencies(side, channels)
+        words = ", ".join(f"{form} {time:.3f} ms" for form, time in times.items())
+        print(f"{side} x {side} places of {channels}: {words}")
 
 
 if __name__ == "__main__":

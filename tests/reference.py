@@ -545,3 +545,22 @@ def lstm(x, kernels, recurrent, biases, clip=np.inf):
         hidden = sigmoid(output) * np.tanh(cell)
         states.append(hidden)
     return np.stack(states, axis=1)
+
+
+# -- normalizations over features ------------------------------------------------------------------
+
+
+def normalized(x, kind, gamma=None, beta=None, *, epsilon, groups=1):
+    """A normalization of (batch, places, channels): "layer", "rms", "unit" or "group"."""
+    x = np.asarray(x, np.float64)
+    if kind == "unit":
+        return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True))
+    parts, axes = x[..., np.newaxis, :], (3,)
+    if kind == "group":
+        batch, places, channels = x.shape
+        parts, axes = x.reshape(batch, places, groups, channels // groups), (1, 3)
+    if kind != "rms":
+        parts = parts - np.mean(parts, axis=axes, keepdims=True)
+    y = parts / np.sqrt(np.mean(parts**2, axis=axes, keepdims=True) + epsilon)
+    y = y.reshape(x.shape)
+    return (1.0 if gamma is None else gamma) * y + (0.0 if beta is None else beta)

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
+from sat_tf.graph import operation_layers
 from sat_tf.graph.layers import (
     activations,
     linear,
@@ -293,7 +294,7 @@ def supported_names() -> list[str]:
 
 def class_of_keras3(name: str) -> type[keras.layers.Layer] | None:
     """The class of tf_keras for one of Keras 3's own, by its name there; None without one."""
-    layer_class: Any = getattr(keras.layers, name, None)
+    layer_class: Any = getattr(keras.layers, name, None) or getattr(operation_layers, name, None)
     return layer_class if KINDS.get(layer_class, _UNKNOWN).keras3 is not None else None
 
 

@@ -1,20 +1,19 @@
 """Rewrites a model so that each of its calls is a layer that sat-tf quantizes."""
 
-import dataclasses
 import math
 import sys
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.graph import layer_kinds, operations
+from sat_tf.graph.feature_normalization import replacements_of_normalizations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
-from sat_tf.graph.layers.kind import Pooling, Role, axes_of
+from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.layers.recurrent import misfit_of_lstm
 from sat_tf.graph.network import (
     Network,
@@ -291,9 +290,10 @@ def rewritten(
       `<name>_last`, takes the last one.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
-    - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.
+    - For NPUs, functions get the form that they have operators for, see `native_replacement_of`,
+      and normalizations over features, see `feature_normalization`.
 
-    Every output stays the same, bit for bit, except the last bits of functions for NPUs. Rewriting
+    Every output stays the same, bit for bit, except the last bits of these for NPUs. Rewriting
     goes on until nothing changes. Where layers are annotated, the others stay, except operations,
     and layers that are called in another way.
     """
@@ -308,6 +308,11 @@ def rewritten(
         return native_replacement_of(call, processor) or replacement_of(call)
 
     replacements = {id(call.node): replacement(call) for call in calls if not call.node.is_input}
+    if processor.native:
+        replaceable = [call for call in calls if names is None or call.layer.name in names]
+        replacements |= replacements_of_normalizations(
+            replaceable, replacements, tf.nest.flatten(model.outputs)
+        )
     if not any(replacements.values()):
         return flat
     rewriter = _Rewriter(model, calls, replacements)
@@ -411,7 +416,6 @@ class _Rewriter:
 # -- functions in the forms that NPUs have operators for -------------------------------------------
 
 _SWISHES = ("swish", "silu")
-_FLOAT32 = {"dtype": "float32"}
 # The slope and offset of each function below its ceiling of 1, by the functions' names.
 _HARD_SIGMOIDS = {"hard_sigmoid": (0.2, 0.5), "relu6_sigmoid": (1.0 / 6.0, 0.5)}
 
@@ -425,13 +429,9 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
       the last of them: HARD_SWISH.
     - A hard-sigmoid becomes a rectifier with its name and a ceiling of 1, behind a factor
       `<name>_slope` and a summand `<name>_offset`: an activation of the linear layer in front.
-    - A LayerNormalization of the last axis becomes sums, products and an inverse root; see
-      `_layer_normalization`.
     """
     if call.symbol or not processor.native:
         return None
-    if type(call.layer) is L.LayerNormalization:
-        return _layer_normalization(call)
     if type(call.layer) is not L.Activation:
         return _hard_swish(call)
     name = layer_kinds.activation_name(call.layer)
@@ -448,53 +448,6 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
         new_layer("ReLU", 1.0),
     ]
     return Replacement([tensor], layers)
-
-
-def _layer_normalization(call: OldCall) -> Replacement | None:
-    """The layers of a LayerNormalization of the last axis: d · √n γ / √(Σ d² + n ε) + β.
-
-    Here d is x without its mean. A product of matrices adds up the squares, because it does not
-    round each of them to 8 bits: next to that of an outlier, all others would become 0. Scalings
-    take no γ of 0, and layers that several calls share have one shape.
-    """
-    layer, tensor = call.layer, call.node.call_args[0]
-    *outer, size = tensor.shape[1:]
-    gamma, beta = (
-        np.full(1, default) if value is None else np.asarray(value, np.float64)
-        for value, default in ((layer.gamma, 1.0), (layer.beta, 0.0))
-    )
-    is_last = axes_of(layer) in ([-1], [len(outer) + 1])
-    calls = [node for node in call.nodes if node.layer is layer]
-    is_alike = all(node.call_args[0].shape == tensor.shape for node in calls)
-    if not (is_last and is_alike) or size is None or outer.count(None) > 1 or np.any(gamma == 0.0):
-        return None
-    lengths = [length or -1 for length in outer]
-    rows = -1 if None in outer else math.prod(lengths)
-    summand = size * float(layer.epsilon)
-    scale = (np.sqrt(size) * np.broadcast_to(gamma, size)).tolist()
-    layers = [
-        new_layer("ChannelMean", suffix="mean"),
-        new_layer("Subtract", suffix="centered", reads=(0, 1)),
-        *map(
-            _in_float32,
-            (
-                new_layer("Reshape", (rows, 1, size), suffix="rows"),
-                new_layer("MatrixProduct", True, suffix="squares", reads=(3, 3)),
-                new_layer("Reshape", (*lengths, 1), suffix="sums"),
-                new_layer(Scaling, "x + c", summand, suffix="epsilon"),
-                new_layer("InverseRoot", 0.5 * summand, suffix="inverse_root"),
-            ),
-        ),
-        new_layer("Multiply", suffix="normalized", reads=(2, 7)),
-        new_layer(Scaling, "x * c", scale, suffix="gamma" if np.any(beta) else ""),
-        *([new_layer(Scaling, "x + c", beta.tolist())] if np.any(beta) else []),
-    ]
-    return Replacement([tensor], layers)
-
-
-def _in_float32(new: NewLayer) -> NewLayer:
-    """The same layer where others compute in float16, in which sums of squares are infinite."""
-    return dataclasses.replace(new, layer=lambda **options: new.layer(**options | _FLOAT32))
 
 
 def _hard_swish(call: OldCall) -> Replacement | None:

@@ -187,6 +187,37 @@ class InverseRoot(_Layer):
         return {**super().get_config(), "smallest": self.smallest}
 
 
+class RMSNormalization(_Layer):
+    """x γ / sqrt(mean x² + ε): the layer of Keras 3, which tf_keras lacks."""
+
+    def __init__(
+        self, axis: int | Sequence[int] = -1, epsilon: float = 1e-6, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.axis = [axis] if isinstance(axis, int) else sorted(axis)
+        self.epsilon = float(epsilon)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes γ, one for each value along the axes."""
+        shape = tuple(input_shape[axis] for axis in self.axis)
+        self.gamma = self.add_weight(name="scale", shape=shape, initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        """The normalized tensor, computed in float32."""
+        n = namespace(inputs)
+        x, axes = in_float32(n, inputs), {axis % len(inputs.shape) for axis in self.axis}
+        sizes = [size if axis in axes else 1 for axis, size in enumerate(inputs.shape)]
+        root = n.rsqrt(n.mean(x * x, axis=tuple(axes), keepdims=True) + self.epsilon)
+        return n.cast(x * root * n.reshape(in_float32(n, self.gamma), sizes), inputs.dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "axis": list(self.axis), "epsilon": self.epsilon}
+
+
 class StopGradient(_Layer):
     """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`."""
 

@@ -157,7 +157,7 @@ def make_layer(
 ) -> keras.layers.Layer:
     """The tf_keras layer with the settings of a Keras 3 layer; not built, without its weights."""
     name = type(layer).__name__
-    layer_class = own.get(name) or _unlisted_class(layer) or getattr(keras.layers, name)
+    layer_class: Any = own.get(name) or _unlisted_class(layer) or layer_kinds.class_of_keras3(name)
     activation = _activation_of_users(layer)
     # A functools.partial has no configuration.
     plain = {} if activation is None else {"activation": keras3.activations.linear}

@@ -30,6 +30,7 @@ Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
 MatrixProduct = _of_both(shared_layers.MatrixProduct)
 InverseRoot = _of_both(shared_layers.InverseRoot)
+RMSNormalization = _of_both(shared_layers.RMSNormalization)
 LongShortTermMemory = _register(
     class_of(shared_layers.LongShortTermMemory, keras3.layers.LSTM, __name__)
 )

@@ -147,7 +147,7 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
         owner.layers = layers
         try:
             # A function is converted, as a Keras model would call the user's layer once more.
-            with _without_loops(layers):
+            with _in_plain_operators(layers):
                 concrete = [tf.function(operation.function(), specs).get_concrete_function()]
             converter = tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner)
             content = run_converter(converter)
@@ -183,33 +183,37 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
 
 
 @contextlib.contextmanager
-def _without_loops(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
+def _in_plain_operators(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     """Unrolls recurrent layers, also those inside others, for the converter.
 
     A loop is a separate subgraph in a file; and the operator into which the converter fuses an LSTM
-    keeps its state from one image to the next.
+    keeps its state from one image to the next. A LayerNormalization leaves its kernel of batches
+    alone, for which a file turns the tensor around.
     """
-    modules = (module for layer in layers for module in (layer, *layer.submodules))
+    modules = [module for layer in layers for module in (layer, *layer.submodules)]
     recurrent = [module for module in modules if isinstance(module, keras.layers.RNN)]
     # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
-    # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
+    # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it. The third
+    # is that of a LayerNormalization alone.
     names = "unroll", "_could_use_gpu_kernel"
+    switches = [(rnn, name) for rnn in recurrent for name in names]
+    switches += [(module, "_fused") for module in modules]
     before = [
-        (rnn, name, getattr(rnn, name)) for rnn in recurrent for name in names if hasattr(rnn, name)
+        (module, name, vars(module)[name]) for module, name in switches if name in vars(module)
     ]
     # The only recurrent layers of Keras without an argument `unroll`.
     convolutional = [rnn for rnn in recurrent if type(rnn) in _CONVOLUTIONAL]
     try:
-        for rnn, name, _ in before:
-            setattr(rnn, name, name == "unroll")
+        for module, name, _ in before:
+            setattr(module, name, name == "unroll")
         for rnn in convolutional:
             rnn.call = functools.partial(_unrolled, rnn)
         yield
     finally:
         for rnn in convolutional:
             del rnn.call
-        for rnn, name, value in before:
-            setattr(rnn, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def _unrolled(

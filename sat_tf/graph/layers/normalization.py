@@ -24,6 +24,7 @@ from sat_tf.graph.layers.kind import (
     axes_of,
     refuse_batch_axis,
 )
+from sat_tf.graph.operation_layers import RMSNormalization
 
 L = keras.layers
 
@@ -220,25 +221,28 @@ _BATCH_NORMALIZATION = LayerKind(
     moments=_batch_moments,
 )
 
+_OVER_FEATURES = LayerKind(
+    Role.FUNCTION,
+    refuse_batch_axis,
+    weights_by_channel=True,
+    normalizes=True,
+    moments=_moments,
+    function=Function(),
+    alike_at_all_sizes=True,
+    keras3=SAME,
+)
+
 KINDS: Kinds = {
     L.BatchNormalization: dataclasses.replace(
         _BATCH_NORMALIZATION, keras3=Keras3(one_axis=True), short_name="BN"
     ),
     SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
-    L.LayerNormalization: LayerKind(
-        Role.FUNCTION,
-        refuse_batch_axis,
-        weights_by_channel=True,
-        normalizes=True,
-        moments=_moments,
-        function=Function(),
-        alike_at_all_sizes=True,
-        keras3=SAME,
+    L.LayerNormalization: _OVER_FEATURES,
+    L.GroupNormalization: dataclasses.replace(_OVER_FEATURES, alike_at_all_sizes=False),
+    RMSNormalization: dataclasses.replace(_OVER_FEATURES, moments=None),
+    L.UnitNormalization: dataclasses.replace(
+        _OVER_FEATURES, normalizes=False, moments=None, alike_at_all_sizes=False
     ),
-    L.GroupNormalization: LayerKind(
-        quantized=False, weights_by_channel=True, normalizes=True, keras3=SAME
-    ),
-    L.UnitNormalization: LayerKind(quantized=False, keras3=SAME),
     L.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
     L.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
     AdaptedNormalization: LayerKind(Role.AFFINE, affine_problem),

@@ -53,7 +53,6 @@ OF_KERAS3_ALONE = {
     "ContrastLimitedAdaptiveHistogramEqualization": _IN_INFERENCE,
     "Equalization": _IN_INFERENCE,
     "MelSpectrogram": _OF_SOUND,
-    "RMSNormalization": "BatchNormalization is folded into the layers around it",
     "STFTSpectrogram": _OF_SOUND,
     "Solarization": _IN_INFERENCE,
 }

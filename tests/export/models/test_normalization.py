@@ -1,5 +1,7 @@
 """Normalizations over features: integers to the end where a processor has functions of its own."""
 
+from functools import partial
+
 import keras as keras3  # noqa: TID251 -- both Kerases have normalizations
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.exact.targets.processors import PROCESSORS
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
-from sat_tf.graph.operation_layers import InverseRoot
+from sat_tf.graph.operation_layers import InverseRoot, RMSNormalization
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.keras3 import operations
 from sat_tf.qat.layout import inner_layer
 from tests.export.proofs import calibrated, proved
+from tests.reference import normalized
 
 L = keras.layers
 NPUS = {"ethos-u55": "ethos-u55-128", "ethos-u65": "ethos-u65-256", "ethos-u85": "ethos-u85-256"}
@@ -25,6 +28,21 @@ GAMMA = RNG.uniform(0.5, 1.5, 8).astype(np.float32)
 BETA = RNG.normal(size=8).astype(np.float32)
 
 
+# Normalizations by their kinds, in either Kerases.
+NORMS = {
+    "layer": lambda of: of.layers.LayerNormalization,
+    "rms": lambda of: RMSNormalization if of is keras else of.layers.RMSNormalization,
+    "unit": lambda of: of.layers.UnitNormalization,
+    "group": lambda of: partial(of.layers.GroupNormalization, 2),
+}
+CLASSES = {
+    "layer": "LayerNormalization",
+    "rms": "RMSNormalization",
+    "unit": "UnitNormalization",
+    "group": "GroupNormalization",
+}
+
+
 def _in_layers(model):
     return rewritten(model, processor=PROCESSORS["int8"]).model
 
@@ -33,31 +51,72 @@ def _kinds(model):
     return [type(inner_layer(layer)).__name__ for layer in model.layers]
 
 
-def _normalized(shape, **settings):
+def _normalized(shape, kind="layer", **settings):
     x = keras.Input(shape)
-    layer = L.LayerNormalization(name="norm", **settings)
+    layer = NORMS[kind](keras)(name="norm", **settings)
     model = keras.Model(x, layer(x))
     layer.set_weights([RNG.uniform(0.5, 1.5, w.shape) for w in layer.get_weights()])
     return model
 
 
-def test_the_layers_of_a_row_by_hand():
-    x = keras.Input((4,))
-    norm = L.LayerNormalization(name="norm", epsilon=1.25)
-    model = keras.Model(x, norm(x))
-    norm.set_weights([np.float32([1, 2, 1, 0.5]), np.float32([0, 0, 1, 1])])
-    layers = _in_layers(model)
-    row = np.float32([[5, 3, 1, -1]])
-    expected = {
-        "norm_mean": [2],
-        "norm_centered": [3, 1, -1, -3],
-        "norm_squares": [20],
-        "norm_epsilon": [25],  # 4 · 1.25 more
-        "norm_inverse_root": [0.2],
-        "norm_normalized": [0.6, 0.2, -0.2, -0.6],
-        "norm_gamma": [1.2, 0.8, -0.4, -0.6],  # times √4 γ
-        "norm": [1.2, 0.8, 0.6, 0.4],
-    }
+# Of the rows, with γ and β as given: what each layer of the form in integers gives.
+BY_HAND = {
+    "layer": (
+        {"epsilon": 1.25},
+        [[1, 2, 1, 0.5], [0, 0, 1, 1]],
+        [5, 3, 1, -1],
+        {
+            "norm_mean": [2],
+            "norm_centered": [3, 1, -1, -3],
+            "norm_squares": [20],
+            "norm_variance": [5],
+            "norm_epsilon": [6.25],
+            "norm_inverse_root": [0.4],
+            "norm_normalized": [1.2, 0.4, -0.4, -1.2],
+            "norm_gamma": [1.2, 0.8, -0.4, -0.6],
+            "norm": [1.2, 0.8, 0.6, 0.4],
+        },
+    ),
+    "rms": (
+        {"epsilon": 1.25},
+        [[1, 2, 1, 0.5]],
+        [3, 1, -1, -3],
+        {
+            "norm_squares": [20],
+            "norm_variance": [5],
+            "norm_epsilon": [6.25],
+            "norm_normalized": [1.2, 0.4, -0.4, -1.2],
+            "norm": [1.2, 0.8, -0.4, -0.6],
+        },
+    ),
+    "unit": (
+        {},
+        [],
+        [2, 4, -4, 8],
+        {"norm_squares": [100], "norm_inverse_root": [0.1], "norm": [0.2, 0.4, -0.4, 0.8]},
+    ),
+    # Two groups of two values.
+    "group": (
+        {"epsilon": 3.0},
+        [[1, 2, 1, 2], [0, 0, 0, 1]],
+        [3, 5, 2, 2],
+        {
+            "norm_groups": [3, 5, 2, 2],
+            "norm_rows_mean": [4, 2],
+            "norm_rows": [-0.5, 0.5, 0, 0],
+            "norm_normalized": [-0.5, 0.5, 0, 0],
+            "norm": [-0.5, 1, 0, 1],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_the_layers_of_a_row_by_hand(kind):
+    settings, weights, row, expected = BY_HAND[kind]
+    model = _normalized((4,), kind, **settings)
+    model.get_layer("norm").set_weights([np.float32(array) for array in weights])
+    layers, row = _in_layers(model), np.float32([row])
     for name, values in expected.items():
         found = keras.Model(layers.input, layers.get_layer(name).output)(row)
         np.testing.assert_allclose(np.ravel(found), values, rtol=1e-6, err_msg=name)
@@ -65,24 +124,65 @@ def test_the_layers_of_a_row_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("shape", "settings"),
+    ("kind", "shape", "settings"),
     [
-        ((8,), {}),
-        ((5, 8), {"axis": 2}),
-        ((None, 8), {"axis": [-1], "epsilon": 1e-6}),
-        ((3, None, 8), {"center": False}),
-        ((4, 3, 8), {"scale": False, "gamma_regularizer": "l2", "beta_regularizer": "l2"}),
+        ("layer", (8,), {}),
+        ("layer", (5, 8), {"axis": 2}),
+        ("layer", (None, 8), {"axis": [-1], "epsilon": 1e-6}),
+        ("layer", (3, None, 8), {"center": False}),
+        ("layer", (4, 3, 8), {"scale": False, "gamma_regularizer": "l2"}),
+        ("rms", (5, 8), {"axis": 2}),
+        ("rms", (3, None, 8), {"epsilon": 0.1}),
+        ("unit", (8,), {}),
+        ("unit", (None, 8), {"axis": [-1]}),
+        ("group", (8,), {}),
+        ("group", (5, 8), {"axis": 2, "epsilon": 0.1}),
+        ("group", (4, 3, 8), {"center": False}),
+        ("group", (4, 3, 8), {"groups": 1}),
+        ("group", (4, 3, 8), {"groups": -1, "scale": False}),
     ],
     ids=str,
 )
-def test_the_layers_compute_what_the_normalization_does(shape, settings):
-    model = _normalized(shape, **settings)
+def test_the_layers_compute_what_the_normalization_does(kind, shape, settings):
+    groups = settings.pop("groups", None)
+    if groups is None:
+        model = _normalized(shape, kind, **settings)
+    else:
+        x = keras.Input(shape)
+        model = keras.Model(x, L.GroupNormalization(groups, **settings)(x))
     layers = _in_layers(model)
     assert {"MatrixProduct", "InverseRoot"} <= {*_kinds(layers)}
+    assert CLASSES[kind] not in _kinds(layers)
     assert layers.output_shape == model.output_shape
     x = RNG.normal(1.0, 2.0, (3, *(size or 6 for size in shape))).astype(np.float32)
     x[0] = 1.5
     np.testing.assert_allclose(layers(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_each_normalization_is_that_of_the_reference(kind):
+    x = RNG.normal(1.0, 2.0, (3, 5, 8)).astype(np.float32)
+    gamma, beta = (None, None) if kind == "unit" else (GAMMA, BETA if kind != "rms" else None)
+    expected = normalized(x, kind, gamma, beta, epsilon=0.01, groups=2)
+    weights = [array for array in (gamma, beta) if array is not None]
+    for of in (keras, keras3):
+        layer = NORMS[kind](of)(**({} if kind == "unit" else {"epsilon": 0.01}))
+        layer.build(x.shape)
+        layer.set_weights(weights)
+        np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_root_mean_square_over_several_axes_has_a_factor_for_each_value():
+    x = RNG.normal(1.0, 2.0, (3, 2, 5, 4)).astype(np.float32)
+    ours, theirs = RMSNormalization(axis=(1, 3)), keras3.layers.RMSNormalization(axis=(1, 3))
+    weights = [RNG.normal(size=(2, 4)).astype(np.float32)]
+    for layer in (ours, theirs):
+        layer.build(x.shape)
+    ours.set_weights(weights)
+    scaled = x / np.sqrt(np.mean(x**2, axis=(1, 3), keepdims=True) + 1e-6)
+    np.testing.assert_allclose(ours(x), scaled * weights[0][:, None], rtol=1e-5)
+    again = type(ours).from_config(ours.get_config())
+    assert (again.axis, again.epsilon) == ([1, 3], 1e-6)
 
 
 def _of_zero():
@@ -104,47 +204,61 @@ KEPT = {
     "two open sizes": lambda: _normalized((None, None, 8)),
     "a factor of 0": _of_zero,
     "calls with several lengths": _of_two_lengths,
+    "places to a norm of 1": lambda: _normalized((5, 8), "unit", axis=1),
+    "groups of rows": lambda: _normalized((6, 8), "group", axis=1),
+    "an open size of groups": lambda: _normalized((None, 8), "group"),
+    "sums of more squares than fit": lambda: _normalized((256, 256, 8), "group"),
 }
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_other_normalizations_stay_layers(name):
     kinds = _kinds(_in_layers(KEPT[name]()))
-    assert "LayerNormalization" in kinds
+    assert {*CLASSES.values()} & {*kinds}
     assert "InverseRoot" not in kinds
 
 
-def _network(of):
+def _network(of, kind="layer", padding="same"):
     """Two convolutions with a normalization between them, in either Keras."""
     image = of.Input((12, 12, 3), name="image")
-    norm = of.layers.LayerNormalization(name="norm")
+    norm = NORMS[kind](of)(name="norm")
     x = norm(of.layers.Conv2D(8, 3, name="first")(image))
-    x = of.layers.Conv2D(8, 3, activation="relu", name="second")(x)
+    x = of.layers.Conv2D(8, 3, padding=padding, activation="relu", name="second")(x)
     x = of.layers.GlobalAveragePooling2D(name="pool")(x)
     model = of.Model(image, of.layers.Dense(4, name="logits")(x))
-    norm.set_weights([GAMMA, BETA])
+    norm.set_weights([GAMMA, BETA][: len(norm.weights)])
     return model
 
 
+@pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("target", [None, "litert", "micro"])
-def test_models_for_cpus_keep_the_normalization(target):
+def test_models_for_cpus_keep_the_normalization(target, kind):
     policy = sat_tf.BitPolicy.mobile(8, target=target)
-    assert "LayerNormalization" in _kinds(sat_tf.quantize_model(_network(keras), policy))
+    assert CLASSES[kind] in _kinds(sat_tf.quantize_model(_network(keras, kind), policy))
 
 
-def _quantized(of, target, bits=8):
+def _quantized(of, target, bits=8, **settings):
     policy = sat_tf.BitPolicy.mobile(bits, target=target)
-    return calibrated(_network(of), policy, IMAGES.astype(np.float32))
+    return calibrated(_network(of, **settings), policy, IMAGES.astype(np.float32))
 
 
-OPERATORS = {"CONV_2D", "SUB", "RESHAPE", "BATCH_MATMUL", "DEPTHWISE_CONV_2D", "RSQRT", "MUL"}
+OPERATORS = {
+    "layer": {"CONV_2D", "SUB", "RESHAPE", "BATCH_MATMUL", "DEPTHWISE_CONV_2D", "RSQRT", "MUL"},
+    "rms": {"RESHAPE", "BATCH_MATMUL", "DEPTHWISE_CONV_2D", "RSQRT", "MUL"},
+    "unit": {"RESHAPE", "BATCH_MATMUL", "RSQRT", "MUL"},
+    "group": {"TRANSPOSE", "SUB", "BATCH_MATMUL", "DEPTHWISE_CONV_2D", "RSQRT", "MUL"},
+}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("target", ["int8", *NPUS])
 @pytest.mark.parametrize("of", [keras, keras3], ids=["Keras 2", "Keras 3"])
-def test_a_normalization_is_proved_in_integers_to_the_end(of, target, path):
-    report, found = proved(_quantized(of, target), path, IMAGES[:8], {"output_type": "int8"})
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_normalization_is_proved_in_integers_to_the_end(kind, of, target, path):
+    # A convolution without padding takes γ and β.
+    padding = "valid" if target in ("int8", "ethos-u65") else "same"
+    quantized = _quantized(of, target, kind=kind, padding=padding)
+    report, found = proved(quantized, path, IMAGES[:8], {"output_type": "int8"})
     assert found.codes_compared > 0
     # With the reference kernels, where a target's certificates run these, too.
     for counted in found.runtimes.values():
@@ -153,9 +267,133 @@ def test_a_normalization_is_proved_in_integers_to_the_end(of, target, path):
     assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
     contents = read_contents(path.read_bytes(), path.name)
     assert TARGETS[target].cpu_fallback(contents) == []
-    assert {operator.name for operator in contents.operators} >= OPERATORS
+    assert {operator.name for operator in contents.operators} >= OPERATORS[kind]
     if target in NPUS:
         assert compile_file(path, NPUS[target]).on_cpu == ()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("of", [keras, keras3], ids=["Keras 2", "Keras 3"])
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_normalization_is_proved_in_float_between_codes(kind, of, path):
+    report, found = proved(_quantized(of, "litert", kind=kind), path, IMAGES[:8])
+    assert found.codes_compared > 0
+    assert found.trained_differing < 0.01
+    assert report.float_layers == ["norm"]
+
+
+# -- γ and β in the linear layers that read a normalization ----------------------------------------
+
+# Layers that read a normalization of (6, 6, 8) alone, and take its factors.
+TAKEN_BY = {
+    "Dense": lambda: [L.Dense(3)],
+    "three": lambda: [L.Dense(3), L.Dense(5, use_bias=False), L.Conv2D(4, 1, padding="same")],
+    "valid": lambda: [L.Conv2D(4, 3, dilation_rate=2, activation="relu")],
+    "depthwise": lambda: [L.DepthwiseConv2D(3, depth_multiplier=2, use_bias=False)],
+    "separable": lambda: [L.SeparableConv2D(4, 3, activation="tanh")],
+    "einsum": lambda: [L.EinsumDense("abcd,de->abce", (6, 6, 5), bias_axes="e")],
+}
+LEFT_BY = {
+    "padding": lambda: [L.Conv2D(4, 3, padding="same")],
+    "an activation": lambda: [L.Dense(3), L.ReLU()],
+    "transposed": lambda: [L.Conv2DTranspose(4, 2)],
+    "groups": lambda: [L.Conv2D(4, 1, groups=2)],
+    "regularized": lambda: [L.Dense(3, kernel_regularizer="l2")],
+    "limited": lambda: [L.Conv2D(4, 1, bias_constraint="non_neg")],
+    "frozen": lambda: [L.Dense(3), L.Dense(3, trainable=False)],
+}
+
+
+def _read_by(readers, more=lambda y: [], **settings):
+    x = keras.Input((6, 6, 8))
+    y = L.LayerNormalization(name="norm", **settings)(x)
+    model = keras.Model(x, [*(layer(y) for layer in readers), *more(y)])
+    model.set_weights([RNG.normal(size=weight.shape) for weight in model.get_weights()])
+    return model
+
+
+def _takes_factors(layers):
+    """Whether the last layer of the form is the product, not a sum or product with constants."""
+    return type(layers.get_layer("norm")) is L.Multiply
+
+
+def _assert_alike(layers, model, shape=(3, 6, 6, 8)):
+    x = RNG.normal(1.0, 2.0, shape).astype(np.float32)
+    expected, found = ([one(x)] if len(one.outputs) == 1 else one(x) for one in (model, layers))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", TAKEN_BY)
+def test_linear_layers_take_the_factors(name):
+    model = _read_by(TAKEN_BY[name]())
+    layers = _in_layers(model)
+    assert _takes_factors(layers)
+    _assert_alike(layers, model)
+
+
+@pytest.mark.parametrize("name", LEFT_BY)
+def test_others_leave_the_factors(name):
+    model = _read_by(LEFT_BY[name]())
+    layers = _in_layers(model)
+    assert not _takes_factors(layers)
+    if name != "groups":  # for which TensorFlow has no kernel on CPUs
+        _assert_alike(layers, model)
+
+
+def test_what_else_is_read_keeps_its_factors():
+    output = _read_by([L.Dense(3)], more=lambda y: [y])
+    shared = L.Dense(3)
+    twice = _read_by([shared], more=lambda y: [shared(L.Dense(8)(y))])
+    limited = _read_by([L.Dense(3)], gamma_constraint="non_neg")
+    for model in (output, twice, limited):
+        layers = _in_layers(model)
+        assert not _takes_factors(layers)
+        _assert_alike(layers, model)
+
+
+def test_padding_is_fine_without_beta():
+    # What is padded is 0 then, with γ and without.
+    model = _read_by([L.Conv2D(4, 3, padding="same")], center=False)
+    layers = _in_layers(model)
+    assert _takes_factors(layers)
+    _assert_alike(layers, model)
+
+
+def test_a_factor_of_0_goes_into_a_linear_layer():
+    model = _read_by([L.Dense(3, name="read")])
+    gamma, beta, kernel, bias = model.get_weights()
+    model.set_weights([gamma * (np.arange(8) > 3), beta, kernel, bias])
+    layers = _in_layers(model)
+    assert _takes_factors(layers)
+    np.testing.assert_array_equal(layers.get_layer("read").get_weights()[0][:4], 0.0)
+    _assert_alike(layers, model)
+
+
+def test_the_projections_of_an_attention_take_the_factors():
+    x = keras.Input((5, 8))
+    y = L.LayerNormalization(name="norm")(x)
+    model = keras.Model(x, L.MultiHeadAttention(2, 4, name="attention")(y, y))
+    model.set_weights([RNG.normal(size=weight.shape) for weight in model.get_weights()])
+    layers = _in_layers(model)
+    assert _takes_factors(layers)
+    _assert_alike(layers, model, (3, 5, 8))
+
+
+def test_only_annotated_layers_take_the_factors():
+    model = _read_by([L.Dense(3, name="read")])
+    for names, taken in ((["norm"], False), (["norm", "read"], True)):
+        layers = rewritten(model, names, processor=PROCESSORS["int8"]).model
+        assert _takes_factors(layers) == taken
+    layers = rewritten(model, ["read"], processor=PROCESSORS["int8"]).model
+    assert "LayerNormalization" in _kinds(layers)
+
+
+def test_a_file_for_a_cpu_has_a_layer_normalization_in_plain_operators(path):
+    report = sat_tf.export_tflite(_quantized(keras, "micro"), path)
+    assert not {"SHAPE", "FILL", "REDUCE_PROD", "TRANSPOSE"} & {*report.operators}
+    assert {"MEAN", "SQUARED_DIFFERENCE", "RSQRT"} <= {*report.operators}
+    assert report.cpu_fallback == []
 
 
 @pytest.mark.thorough
@@ -164,14 +402,22 @@ def test_the_converter_writes_it_too(path):
     assert {"BATCH_MATMUL", "RSQRT"} <= set(proved_here.operators)
 
 
-def test_a_quantized_normalization_trains_and_comes_back_from_a_file(tmp_path):
-    quantized = _quantized(keras, "int8", bits=4)
-    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+FOR_EACH = [(target, kind) for target in ("int8", "litert") for kind in NORMS]
+
+
+@pytest.mark.parametrize("of", [keras, keras3], ids=["Keras 2", "Keras 3"])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [FOR_EACH[0], *(pytest.param(*pair, marks=pytest.mark.thorough) for pair in FOR_EACH[1:])],
+)
+def test_a_quantized_normalization_trains_and_comes_back_from_a_file(target, kind, of, tmp_path):
+    quantized = _quantized(of, target, bits=4, kind=kind)
+    quantized.compile("sgd", of.losses.SparseCategoricalCrossentropy(from_logits=True))
     images, labels = IMAGES.astype(np.float32), np.arange(len(IMAGES)) % 4
     losses = quantized.fit(images, labels, batch_size=16, epochs=2, verbose=0).history["loss"]
     assert np.all(np.isfinite(losses))
     quantized.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = of.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(images[:4]), quantized(images[:4]))
 
 
@@ -199,11 +445,13 @@ def test_8_bits_are_as_exact_as_the_8_bits_that_they_read(name):
     assert np.linalg.norm(found - wanted) < most * np.linalg.norm(wanted)
 
 
-def test_rows_without_any_variance_leave_the_others_their_codes():
+@pytest.mark.parametrize("kind", ["layer", "rms", "unit"])
+def test_rows_without_any_variance_leave_the_others_their_codes(kind):
     rows = ROWS.astype(np.float32).copy()
     rows[::4] = 0.0  # with inverse roots of 1000 times those of others
     values = keras.Input((64,), name="values")
-    norm = L.LayerNormalization(name="norm", epsilon=1e-6)
+    settings = {} if kind == "unit" else {"epsilon": 1e-6}
+    norm = NORMS[kind](keras)(name="norm", **settings)
     model = keras.Model(values, L.Dense(2, name="end")(norm(values)))
     policy = sat_tf.BitPolicy.mobile(8, target="int8", input_type="int8")
     quantized = calibrated(model, policy, rows[:512])
