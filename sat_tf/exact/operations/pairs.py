@@ -209,6 +209,8 @@ class Pair(shared.Operation):
         if not names:
             raise NotUnderstoodError("it reads constants alone")
         constant = constants[0] if constants else None
+        if codes is not None and constant is not None and pointwise is Pointwise.MAXIMUM:
+            codes = dataclasses.replace(codes, lowest=int(np.min(constant.values)))
         is_first = bool(constants) and operator.is_constant(0)
         return cls(tuple(names), operator.output.name, pointwise, constant, is_first), codes
 

@@ -11,6 +11,7 @@ import numpy as np
 from sat_tf.core.grid import int8_codes
 from sat_tf.core.recurrence import parts_of_gates
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
+from sat_tf.exact.operations.arithmetic import LOWEST, overflows_on_arm
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Constant, Operation
@@ -510,8 +511,20 @@ class MatrixProductDraft(Draft):
             operation: Operation = FloatLayer(reals, output.name, (self.call(*reals),))
         else:
             first, second = self.inputs
+            if overflows_on_arm(builder.codes(first), builder.codes(second)):
+                narrow = self._narrow(builder, second)
+                first, second = narrow if first == second else first, narrow
             operation = matrix_product(first, second, output.name, transposed=self.transposed)
         return builder.add(operation, output.shape, output.codes)
+
+    def _narrow(self, builder: GraphBuilder, source: str) -> str:
+        """Adds the codes from -127 on, where training clips: int8 saturates one code below."""
+        grid, shape = builder.codes(source), builder.shape(source)
+        end = np.full((1,) * (len(shape) + 1), LOWEST + 1, np.int8)
+        constant = Constant(end, Codes(grid.scale, grid.zero_point))
+        name = builder.between(f"{source}_narrow")
+        operation = Pair((source,), name, Pointwise.MAXIMUM, constant)
+        return builder.add(operation, shape, dataclasses.replace(grid, lowest=LOWEST + 1))
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = PairDraft.of(Pointwise.PRODUCT, self.inputs).worst_range(codes_of)

@@ -9,6 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.tabled import matrix_product
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.tensors import Codes, Tensor
@@ -192,6 +194,39 @@ def test_matrices_that_others_are_multiplied_by_have_the_zero_point_0():
     second = [op.inputs[1] for op in graph.operations if op.operators == ("BATCH_MATMUL",)]
     assert [graph.codes(name).zero_point for name in second] == [0, 0]
     assert graph.codes("attention_softmax") == Codes(np.float32(1 / 256), -128)
+
+
+@pytest.mark.thorough
+def test_products_have_the_same_codes_on_all_processors_and_softmax_does_not(path):
+    _, certificate = proved(calibrated(_model(ATTENTION["to itself"]), W8A8, ROWS), path, ROWS)
+    differing = {claim.operators for claim in certificate.portability if not claim.is_portable}
+    assert differing == {"SOFTMAX"}
+
+
+# Vectors of Arm without `sdot` add two products in 16 bits, of which 2 · -128 · -128 is none.
+@pytest.mark.parametrize(
+    ("ends", "zero_point", "holds"),
+    [((-128, -128), 0, False), ((-127, -128), 0, True), ((-128, -127), 0, True)]
+    + [((-128, -128), 1, True)],
+)
+def test_a_product_of_lowest_codes_is_not_proved_for_all_processors(ends, zero_point, holds):
+    codes = [Codes(np.float32(0.1), zero_point, lowest) for lowest in ends]
+    product = matrix_product("x", "y", "z", transposed=False)
+    graph = chained((2, 2), codes[0], (product, (2, 2), codes[0]))
+    graph.tensors["y"] = Tensor("y", (2, 2), codes[1])
+    assert product.portability(graph).holds is holds
+
+
+@pytest.mark.thorough
+def test_codes_by_which_others_are_multiplied_are_those_of_training_at_their_lower_end(path):
+    quantized = calibrated(_model(ATTENTION["to itself"]), W8A8, ROWS)
+    proved(quantized, path, ROWS)
+    graph = read_graph(path.read_bytes(), "net")
+    products = [op for op in graph.operations if op.operators == ("BATCH_MATMUL",)]
+    assert [graph.codes(op.inputs[1]).lowest for op in products] == [-127, -127]
+    far = simulate(graph, graph.images[0].taken(50.0 * ROWS[:4]))
+    assert np.min(far["attention_key_matrices"]) == -128
+    assert np.min(far[products[0].inputs[1]]) == -127
 
 
 # Scales 1/2 and 1/4, and 1 for the product: x = [[1, -1]] and y = [[2, 1], [-1, 0]] in real values.
