@@ -511,15 +511,16 @@ class MatrixProductDraft(Draft):
             operation: Operation = FloatLayer(reals, output.name, (self.call(*reals),))
         else:
             first, second = self.inputs
-            if overflows_on_arm(builder.codes(first), builder.codes(second)):
-                narrow = self._narrow(builder, second)
+            codes, grid = builder.codes(first), builder.codes(second)
+            if codes and grid and overflows_on_arm(codes, grid):
+                narrow = self._narrow(builder, second, grid)
                 first, second = narrow if first == second else first, narrow
             operation = matrix_product(first, second, output.name, transposed=self.transposed)
         return builder.add(operation, output.shape, output.codes)
 
-    def _narrow(self, builder: GraphBuilder, source: str) -> str:
+    def _narrow(self, builder: GraphBuilder, source: str, grid: Codes) -> str:
         """Adds the codes from -127 on, where training clips: int8 saturates one code below."""
-        grid, shape = builder.codes(source), builder.shape(source)
+        shape = builder.shape(source)
         end = np.full((1,) * (len(shape) + 1), LOWEST + 1, np.int8)
         constant = Constant(end, Codes(grid.scale, grid.zero_point))
         name = builder.between(f"{source}_narrow")

@@ -204,13 +204,12 @@ def test_products_have_the_same_codes_on_all_processors_and_softmax_does_not(pat
 
 
 # Vectors of Arm without `sdot` add two products in 16 bits, of which 2 · -128 · -128 is none.
-@pytest.mark.parametrize(
-    ("ends", "zero_point", "holds"),
-    [((-128, -128), 0, False), ((-127, -128), 0, True), ((-128, -127), 0, True)]
-    + [((-128, -128), 1, True)],
-)
-def test_a_product_of_lowest_codes_is_not_proved_for_all_processors(ends, zero_point, holds):
-    codes = [Codes(np.float32(0.1), zero_point, lowest) for lowest in ends]
+ENDS = [(-128, -128, 0, False), (-127, -128, 0, True), (-128, -127, 0, True), (-128, -128, 1, True)]
+
+
+@pytest.mark.parametrize(("low", "other", "zero_point", "holds"), ENDS)
+def test_a_product_of_lowest_codes_is_not_proved_for_all_processors(low, other, zero_point, holds):
+    codes = [Codes(np.float32(0.1), zero_point, lowest) for lowest in (low, other)]
     product = matrix_product("x", "y", "z", transposed=False)
     graph = chained((2, 2), codes[0], (product, (2, 2), codes[0]))
     graph.tensors["y"] = Tensor("y", (2, 2), codes[1])
