@@ -203,7 +203,9 @@ class Translator:
         """The quantized layer of tf_keras, with the same quantizers."""
         config = layer.get_config()
         settings = {name: config[name] for name in ("weights", "output", "annotation", "inserted")}
-        marks = {name: getattr(layer, name) for name in ("rows", "target", "output_name")}
+        marks = {
+            name: getattr(layer, name) for name in ("rows", "gate_bits", "target", "output_name")
+        }
         placed = PlacedConfig.from_config({**settings, **marks, "around": layer.place == AROUND})
         if layer.place == INSTEAD and not layer_table.is_known(layer.layer):
             raise ValueError(

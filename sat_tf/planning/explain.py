@@ -236,7 +236,8 @@ class LayerDecisions:
             codes = "rounded to the file's 8-bit codes of its observed range"
             return f"{use}: {codes if rounds else 'its range is observed, for the 8-bit codes'}"
         if output is not None:
-            states = "its states, of weights of 8 bits, " if role is Role.RECURRENCE else ""
+            bits = placement.configs[name].gate_bits or 8
+            states = f"its states, of weights of {bits} bits, " * (role is Role.RECURRENCE)
             return f"{states}read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
             return "it acts in training alone, and is the identity in inference"

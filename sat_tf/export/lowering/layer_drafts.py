@@ -319,6 +319,7 @@ class RecurrenceDraft(Draft):
     inputs: tuple[str, ...]  # The tensor of its steps.
     # The weights of the inputs and of the hidden state, (inputs, 4 · units) and (units, 4 · units).
     weights: tuple[np.ndarray, ...]
+    weight_bits: int
     bias: np.ndarray | None  # (4 · units,), or None.
     cell_bits: int  # The bits of the cell state in front of its point.
 
@@ -327,7 +328,10 @@ class RecurrenceDraft(Draft):
         source, codes = builder.codes(self.inputs[0]), output.codes
         if source is None or codes is None:
             raise TypeError(f"{output.name}: float values of an LSTM, expected codes.")
-        pairs = [list(map(int8_codes, parts_of_gates(weights))) for weights in self.weights]
+        pairs = [
+            [int8_codes(part, self.weight_bits) for part in parts_of_gates(weights)]
+            for weights in self.weights
+        ]
         units = self.weights[1].shape[0]
         kernels, scales = zip(
             *(
