@@ -8,11 +8,13 @@ import tf_keras
 
 import sat_tf
 from sat_tf.exact.certificate.comparison import RuntimeCounter
+from sat_tf.exact.device.kit import write_kit
 from sat_tf.exact.operations.graph import batches, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.graph.operation_layers import LongShortTermMemory
 from sat_tf.qat.wrapper import QuantizedLayer
+from tests.exact.device.kits import checked_here, unpacked
 from tests.export.proofs import KERNELS, deployed, proved
 
 KERASES = {"keras2": tf_keras, "keras3": keras3}
@@ -155,6 +157,17 @@ def test_weights_of_fewer_bits_are_trained_on_codes_of_int8(bits, keras, tmp_pat
     (lstm,) = [one for one in graph.operations if isinstance(one, Lstm)]
     top = 2 ** (bits - 1) - 1
     assert [np.max(np.abs(kernel)) for kernel in lstm.kernels] == [top, top]
+
+
+@pytest.mark.thorough
+def test_a_kit_of_an_lstm_begins_again_with_each_image(tmp_path):
+    quantized, values = _quantized(L.LSTM(4))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    kit = write_kit(path, values[:5], tmp_path / "kit.zip", codes=True)
+    done = checked_here(unpacked(kit.path, tmp_path / "kit"), tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"0 of {len(kit.compared)} tensors differ" in done.stdout
 
 
 def test_gradients_go_through_all_steps():
