@@ -282,6 +282,48 @@ def test_other_forms_are_refused_with_a_fix_and_float_on_request(name):
     assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
 
 
+def _of_keras3(between) -> keras3.Model:
+    keras3.utils.set_random_seed(3)
+    rows = keras3.Input((LENGTH, WIDTH), name="rows")
+    x, y = (keras3.layers.Dense(WIDTH, name=name)(rows) for name in "xy")
+    end = keras3.layers.Dense(3, name="end")(keras3.layers.Flatten(name="flat")(between(x, y)))
+    return keras3.Model(rows, end, name="net")
+
+
+_grouped = functools.partial(keras3.layers.GroupQueryAttention, name="attention")
+GROUPED = {
+    "two of two": lambda x, y: _grouped(4, 4, 2)(x, y),
+    "two of three, causal": lambda x, y: _grouped(3, 6, 2, use_bias=False)(
+        x, x, use_causal_mask=True
+    ),
+    "one of four, masked": lambda x, y: _grouped(4, 4, 1, dropout=0.1)(
+        x, y, y, attention_mask=VISIBLE.astype(bool)
+    ),
+    "two of one": lambda x, y: _grouped(4, 2, 2)(x, y),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", [W8A8, W4A4], ids=["w8a8", "w4a4"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_queries_share_keys_on_codes(name, policy, path):
+    model = _of_keras3(GROUPED[name])
+    quantized = calibrated(model, policy, ROWS)
+    _, certificate = proved(quantized, path, ROWS, runtimes=["xnnpack", "builtin", "reference"])
+    assert not certificate.float_layers
+    assert certificate.trained_differing < 0.002
+    if policy is W8A8:
+        assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+
+
+def test_a_gate_of_grouped_queries_is_refused_with_a_fix_and_float_on_request():
+    model = _of_keras3(lambda x, y: _grouped(4, 4, 2, use_gate=True)(x, y))
+    with pytest.raises(PlacementError, match=r"takes it in a Keras 3 model, .*without use_gate"):
+        sat_tf.quantize_model(model, W8A8)
+    quantized = calibrated(model, ON_REQUEST, ROWS)
+    assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["to itself", "causal", "dot_product_attention"])
 def test_keras_3_has_the_same_codes(name, path):
