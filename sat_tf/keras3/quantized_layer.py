@@ -30,6 +30,9 @@ _register = keras3.saving.register_keras_serializable(package="sat_tf")
 AtLeast = _register(class_of(shared_layers.AtLeast, keras3.constraints.Constraint, __name__))
 
 
+MARKS = "rows", "gate_bits", "target", "output_name"  # in configurations where they say something
+
+
 @_register
 class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
     """A layer of the user's model with the quantizers that `quantize_model` gave it.
@@ -169,9 +172,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             "inserted": self.inserted,
         }
         # Older releases read the models that have no marks.
-        marks = {
-            name: getattr(self, name) for name in ("rows", "gate_bits", "target", "output_name")
-        }
+        marks = {name: getattr(self, name) for name in MARKS}
         settings |= {name: mark for name, mark in marks.items() if mark}
         return marked({**config, **settings})
 

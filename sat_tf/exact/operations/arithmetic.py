@@ -44,17 +44,13 @@ _PRODUCTS_ALIKE = (
 )
 
 
-def overflows_on_arm(first: Codes, second: Codes) -> bool:
-    """Returns whether products of matrices may overflow in XNNPACK's kernels without `sdot`.
+def overflow_on_arm(first: Codes, second: Codes) -> str:
+    """Says why products of matrices may overflow in XNNPACK's kernels without `sdot`; "" if not.
 
     Those of Cortex-A72 and A73, for example, add two products in 16 bits: 2 · -128 · -128 is one
     too many. Matrices with a zero point have other kernels.
     """
-    return second.zero_point == 0 and first.lowest == second.lowest == LOWEST
-
-
-def _product_differs(first: Codes, second: Codes) -> str:
-    if not overflows_on_arm(first, second):
+    if second.zero_point or (first.lowest, second.lowest) != (LOWEST, LOWEST):
         return ""
     return "kernels of older Arm processors do not hold sums of products of -128 and -128"
 
@@ -152,7 +148,7 @@ ROWS = (
         ("adjX", "adjY"),
         _PRODUCTS_ALIKE,
         written=_BATCH_PRODUCT,
-        differs=_product_differs,
+        differs=overflow_on_arm,
     ),
     Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),
     Row("DIV", _quotient, same_because=_IN_INTEGERS),

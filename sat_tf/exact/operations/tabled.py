@@ -173,21 +173,13 @@ class Computed(Tabled):
             return shared.enumerated(
                 STORED, lambda kernels, _: self._table(graph, kernels), "values", total=STORED.size
             )
-        if (why := self.row.differs(*self._grids(graph))) or not self.row.same_because:
-            return shared.Portability(Basis.IMAGES, why or "kernels may round it otherwise")
+        why = "" if self.row.same_because else "kernels may round it otherwise"
+        if self.row.differs:
+            sources = map(graph.codes, self.inputs)
+            why = self.row.differs(*(next(sources) if c is None else c.grid for c in self.operands))
+        if why:
+            return shared.Portability(Basis.IMAGES, why)
         return shared.Portability(Basis.RULE, self.row.same_because)
-
-    def _grids(self, graph: Tensors) -> list[Codes]:
-        """Returns the grids of its tensors of codes in order, those of constants to their ends."""
-        names, grids = iter(self.inputs), list[Codes]()
-        for constant in self.operands:
-            if constant is None:
-                tensor = graph.tensors.get(next(names))
-                grids += [tensor.codes] if tensor and tensor.codes else []
-            elif constant.grid is not None:
-                lowest, highest = int(np.min(constant.values)), int(np.max(constant.values))
-                grids.append(dataclasses.replace(constant.grid, lowest=lowest, highest=highest))
-        return grids
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         if self.row.of_one_value:

@@ -11,7 +11,7 @@ import numpy as np
 from sat_tf.core.grid import int8_codes
 from sat_tf.core.recurrence import parts_of_gates
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
-from sat_tf.exact.operations.arithmetic import LOWEST, overflows_on_arm
+from sat_tf.exact.operations.arithmetic import LOWEST, overflow_on_arm
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Constant, Operation
@@ -516,7 +516,7 @@ class MatrixProductDraft(Draft):
         else:
             first, second = self.inputs
             codes, grid = builder.codes(first), builder.codes(second)
-            if codes and grid and overflows_on_arm(codes, grid):
+            if codes and grid and overflow_on_arm(codes, grid):
                 narrow = self._narrow(builder, second, grid)
                 first, second = narrow if first == second else first, narrow
             operation = matrix_product(first, second, output.name, transposed=self.transposed)

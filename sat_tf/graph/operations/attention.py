@@ -8,7 +8,8 @@ The projections are Dense layers of all heads at once, and each head is a matrix
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,20 +59,8 @@ _OF_WEIGHTS = tuple(
 
 def _dense(layer: Any, inner: int, outer: int, suffix: str = "", **reads: Any) -> NewLayer:
     """The Dense with the weights of a product over some inputs to some outputs."""
-    settings = {name: getattr(layer, name) for name in _OF_WEIGHTS}
-    return _dense_of(layer.get_weights(), settings, inner, outer, suffix, **reads)
-
-
-def _dense_of(
-    arrays: Sequence[np.ndarray],
-    settings: Mapping[str, Any],
-    inner: int,
-    outer: int,
-    suffix: str = "",
-    **reads: Any,
-) -> NewLayer:
-    """The Dense with a kernel, and maybe a bias, of other shapes."""
-    kernel, *bias = arrays
+    kernel, *bias = layer.get_weights()
+    settings = {name: getattr(layer, name) for name in _OF_WEIGHTS if hasattr(layer, name)}
 
     def make(**options: Any) -> Any:
         return layer_class("Dense")(outer, use_bias=bool(bias), **settings, **options)
@@ -190,7 +179,7 @@ def _heads(call: OldCall) -> Replacement | None:
         return None
     units = int(dense[3].kernel.shape[-1])
     heads = _Heads(layer._num_heads, 1, layer._key_dim, layer._value_dim, units, layer._dropout)
-    return _of_heads(*found, heads, [functools.partial(_dense, each) for each in dense])
+    return _of_heads(*found, heads, dense)
 
 
 def _grouped_heads(call: OldCall) -> Replacement | None:
@@ -202,9 +191,10 @@ def _grouped_heads(call: OldCall) -> Replacement | None:
     groups, size = layer.num_query_heads // layer.num_key_value_heads, layer.head_dim
     units = int(found[0][0].shape[-1])
     heads = _Heads(layer.num_key_value_heads, groups, size, size, units, layer.dropout)
-    parts = np.array_split(np.arange(len(arrays := call.layer.get_weights())), 4)
-    makers = [functools.partial(_dense_of, [arrays[i] for i in part], {}) for part in parts]
-    return _of_heads(*found, heads, makers)
+    count = len(arrays := call.layer.get_weights()) // 4
+    parts = [arrays[place : place + count] for place in range(0, len(arrays), count)]
+    dense = [SimpleNamespace(get_weights=functools.partial(list, part)) for part in parts]
+    return _of_heads(*found, heads, dense)
 
 
 class _Heads(NamedTuple):
@@ -218,12 +208,10 @@ class _Heads(NamedTuple):
     dropout: float  # Of the weights of the mean.
 
 
-def _of_heads(
-    tensors: list[Any], hidden: Any, heads: _Heads, dense: Sequence[Callable[..., NewLayer]]
-) -> Replacement:
+def _of_heads(tensors: list[Any], hidden: Any, heads: _Heads, dense: Sequence[Any]) -> Replacement:
     """The layers of attention over queries, keys and values; the queries of a group are one matrix.
 
-    `dense` makes the projections of the three and of the output.
+    `dense` are the projections of the three and of the output.
     """
     layers: list[NewLayer] = []
 
@@ -236,7 +224,7 @@ def _of_heads(
 
     def projected(place: int, size: int, name: str, *scaled: NewLayer, groups: int = 1) -> int:
         inner, length = int(tensors[place].shape[-1]), tensors[place].shape[1] or -1
-        add(dense[place](inner, heads.keys * groups * size, name, reads=(place,)))
+        add(_dense(dense[place], inner, heads.keys * groups * size, name, reads=(place,)))
         for factor in scaled:
             add(factor)
         if groups == 1:
@@ -263,7 +251,7 @@ def _of_heads(
         add(new_layer("Permute", (3, 1, 2, 4), suffix="mean_heads"))
     inner = heads.keys * groups * heads.value_size
     shaped("mean_of_heads", length, inner)
-    add(dense[3](inner, heads.units))
+    add(_dense(dense[3], inner, heads.units))
     return Replacement(tensors, layers)
 
 
