@@ -217,12 +217,23 @@ def test_a_plan_says_what_an_lstm_becomes():
     x = L.LSTM(4, return_sequences=True, name="states")(L.Dense(3)(read))
     plan = sat_tf.explain(tf_keras.Model(read, x), 8)
     (layer,) = [layer for layer in plan.layers if layer.name == "states"]
-    assert "its states, of weights of 8 bits, read by" in layer.activation_reason
-    assert layer.activation.bits == 8
+    assert "its states, read by" in layer.activation_reason
+    assert layer.activation.bits == layer.weights.bits == 8
     plan = sat_tf.explain(tf_keras.Model(read, x), sat_tf.BitPolicy.mobile(4))
-    assert "its states, of weights of 4 bits" in next(
-        layer.activation_reason for layer in plan.layers if layer.name == "states"
-    )
+    assert plan["states"].weights.bits == 4
+
+
+@pytest.mark.thorough
+def test_a_model_of_an_lstm_alone_is_quantized_and_its_size_foreseen(tmp_path):
+    read = tf_keras.Input((STEPS, 3))
+    model = tf_keras.Model(read, L.LSTM(4, name="states")(read))
+    values = np.random.default_rng(3).normal(size=(32, STEPS, 3)).astype(np.float32)
+    policy = sat_tf.BitPolicy.mobile(4, input_type="int8")
+    plan = sat_tf.explain(model, policy)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False)
+    path = tmp_path / "model.tflite"
+    proved(quantized, path, values[:4])
+    assert plan.bytes == pytest.approx(path.stat().st_size, rel=0.1)
 
 
 def test_sequences_of_open_length_are_refused_by_name():
