@@ -62,6 +62,7 @@ PRODUCTS = {
     "matmul, scaled": lambda x, y: tf.nn.softmax(tf.matmul(x, _turned(y)) / 3.0) @ y,
     "by rectified rows": lambda x, y: tf.matmul(x, tf.nn.relu(y), transpose_b=True),
     "by rows up to 6": lambda x, y: tf.matmul(x, tf.nn.relu6(9.0 * y), transpose_b=True),
+    "by itself": lambda x, y: tf.matmul(x, x, transpose_b=True),
     "rows by rows": lambda x, y: L.Dot(2)([x, y]),
     "columns by columns": lambda x, y: L.Dot((1, 1))([x, y]),
     "columns by rows": lambda x, y: L.Dot((1, 2))([x, _turned(y)]),
