@@ -198,6 +198,15 @@ def test_matrices_that_others_are_multiplied_by_have_the_zero_point_0():
 
 
 @pytest.mark.thorough
+def test_rounding_of_biases_explains_codes_of_rows_as_of_images(path):
+    model = _model(lambda x, y: L.Dense(WIDTH, name="rows_of_x", bias_initializer="normal")(x))
+    _, certificate = proved(calibrated(model, W4A4, ROWS), path, ROWS)
+    shares = {count.name: count.explained_share for count in certificate.trained}
+    assert shares["x"] > 0.0
+    assert shares["rows_of_x"] > 0.0
+
+
+@pytest.mark.thorough
 def test_products_have_the_same_codes_on_all_processors_and_softmax_does_not(path):
     _, certificate = proved(calibrated(_model(ATTENTION["to itself"]), W8A8, ROWS), path, ROWS)
     differing = {claim.operators for claim in certificate.portability if not claim.is_portable}
