@@ -28,10 +28,11 @@ class Functions(NamedTuple):
     tanh: np.ndarray  # (7, 2^16), of numbers with 0 to 6 bits.
 
 
-def on_codes_of_gates(weights: Tensor) -> Tensor:
+def on_codes_of_gates(weights: Tensor, num_bits: int = 8) -> Tensor:
     """Weights (inputs, gates · units) rounded to their `grid.int8_codes`, a scale for each gate."""
     n = namespace(weights)
-    return n.concatenate([on_int8_codes(matrix) for matrix in parts_of_gates(weights)], axis=1)
+    parts = [on_int8_codes(matrix, num_bits) for matrix in parts_of_gates(weights)]
+    return n.concatenate(parts, axis=1)
 
 
 def parts_of_gates(weights: Any) -> list[Any]:

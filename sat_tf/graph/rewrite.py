@@ -15,6 +15,7 @@ from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_cop
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.layers.recurrent import misfit_of_lstm
+from sat_tf.graph.layers.unquantized import LeftFloat
 from sat_tf.graph.network import (
     Network,
     check_model,
@@ -52,6 +53,9 @@ def replacement_of(call: OldCall) -> Replacement | None:
     layer_type = type(call.layer)
     if layer_type in _LAYERS:
         return _LAYERS[layer_type](call) or _of_several(call)
+    if issubclass(layer_type, LeftFloat):
+        find = operations.LAYERS_OF_KERAS3.get(layer_type.__name__)
+        return (find(call) if find else None) or _of_several(call)
     layer_kind = layer_kinds.KINDS.get(layer_type)
     if layer_kind and layer_kind.pieces:
         layers = _separable(call)

@@ -236,12 +236,20 @@ class LongShortTermMemory(_Layer):
     """
 
     def all_states(
-        self, inputs: Any, quantize: Function, functions: Functions | None, largest: Any
+        self,
+        inputs: Any,
+        quantize: Function,
+        functions: Functions | None,
+        largest: Any,
+        num_bits: int,
     ) -> tuple[Any, Any]:
-        """The hidden and the cell states of all steps, of int8 weights: see `hidden_states`."""
+        """The hidden and the cell states of all steps, of weights of so many bits.
+
+        See `hidden_states`.
+        """
         n, cell = namespace(inputs), self.cell
         kernel, recurrent = (
-            on_codes_of_gates(in_float32(n, weights))
+            on_codes_of_gates(in_float32(n, weights), num_bits)
             for weights in (cell.kernel, cell.recurrent_kernel)
         )
         bias = None if cell.bias is None else in_float32(n, cell.bias)

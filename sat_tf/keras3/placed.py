@@ -124,6 +124,7 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
         annotation=config.annotation,
         inserted=config.inserted,
         rows=config.rows,
+        gate_bits=config.gate_bits,
         target=config.target,
         output_name=config.output_name,
         name=name_of(layer.name),

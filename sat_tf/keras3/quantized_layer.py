@@ -30,6 +30,9 @@ _register = keras3.saving.register_keras_serializable(package="sat_tf")
 AtLeast = _register(class_of(shared_layers.AtLeast, keras3.constraints.Constraint, __name__))
 
 
+MARKS = "rows", "gate_bits", "target", "output_name"  # in configurations where they say something
+
+
 @_register
 class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
     """A layer of the user's model with the quantizers that `quantize_model` gave it.
@@ -45,6 +48,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         annotation: the fields of the `LayerConfig` that the user gave, to be kept.
         inserted: the layer is not the user's; it exists to hold `output`.
         rows: whether the rows of the layer's table have int8 codes.
+        gate_bits: the bits of the weights of a recurrent layer; None for 8.
         target: the processor that the model's file is for; None for LiteRT's CPU kernels.
         output_name: the user's name for the model's output that it makes, where that is not the
             name of `layer`.
@@ -65,6 +69,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         annotation: Mapping[str, Any] | None = None,
         inserted: bool = False,
         rows: bool = False,
+        gate_bits: int | None = None,
         target: str | None = None,
         output_name: str | None = None,
         **options: Any,
@@ -81,6 +86,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
         self.rows = bool(rows)
+        self.gate_bits = gate_bits
         self.target = target
         self.output_name = output_name
         self.supports_masking = bool(layer.supports_masking)
@@ -166,7 +172,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             "inserted": self.inserted,
         }
         # Older releases read the models that have no marks.
-        marks = {"rows": self.rows, "target": self.target, "output_name": self.output_name}
+        marks = {name: getattr(self, name) for name in MARKS}
         settings |= {name: mark for name, mark in marks.items() if mark}
         return marked({**config, **settings})
 

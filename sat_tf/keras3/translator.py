@@ -15,6 +15,7 @@ from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import layer_table, operations
 from sat_tf.keras3.call_graph import Call, Keras3Graph, functional_of
 from sat_tf.keras3.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
+from sat_tf.keras3.quantized_layer import MARKS
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.values import (
     copy_to_twin,
@@ -203,7 +204,7 @@ class Translator:
         """The quantized layer of tf_keras, with the same quantizers."""
         config = layer.get_config()
         settings = {name: config[name] for name in ("weights", "output", "annotation", "inserted")}
-        marks = {name: getattr(layer, name) for name in ("rows", "target", "output_name")}
+        marks = {name: getattr(layer, name) for name in MARKS}
         placed = PlacedConfig.from_config({**settings, **marks, "around": layer.place == AROUND})
         if layer.place == INSTEAD and not layer_table.is_known(layer.layer):
             raise ValueError(

@@ -51,6 +51,11 @@ _WEIGHTS_OF_TABLES = WeightPlan(
     start="keeps function and gradients: latent rows of the table's own size",
     quantizer="rows: int8 codes on one scale, which files copy",
 )
+_WEIGHTS_OF_GATES = dataclasses.replace(
+    _WEIGHTS_OF_TABLES,
+    start="keeps function and gradients: latent weights of the layer's own size",
+    quantizer="gates: int8 codes on one scale for each gate",
+)
 _NOT_ANNOTATED = "it is not annotated"
 _TAKEN = {
     "int8": "real values, int8 codes of their calibrated range in the file",
@@ -160,6 +165,8 @@ class LayerDecisions:
         quantizer = config.weights if config else None
         if config is not None and config.rows:
             return _WEIGHTS_OF_TABLES
+        if config is not None and self._roles.of[name] is Role.RECURRENCE:
+            return dataclasses.replace(_WEIGHTS_OF_GATES, bits=config.gate_bits or 8)
         if config is None or quantizer is None:
             return None
         if norms := self._placement.norms_behind.get(name, ()):
@@ -236,7 +243,7 @@ class LayerDecisions:
             codes = "rounded to the file's 8-bit codes of its observed range"
             return f"{use}: {codes if rounds else 'its range is observed, for the 8-bit codes'}"
         if output is not None:
-            states = "its states, of weights of 8 bits, " if role is Role.RECURRENCE else ""
+            states = "its states, " if role is Role.RECURRENCE else ""
             return f"{states}read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
             return "it acts in training alone, and is the identity in inference"

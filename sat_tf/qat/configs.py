@@ -124,6 +124,8 @@ class PlacedConfig(_ConfigOfScheme):
     around: bool = False
     # Whether the rows of the layer's table, and so its output, have int8 codes on one scale.
     rows: bool = False
+    # The bits of the weights of a recurrent layer, which have int8 codes; None for 8.
+    gate_bits: int | None = None
     # The processor that the model's file is for, a name of `PROCESSORS`; None for LiteRT's CPU
     # kernels. An NPU computes a function by the operator of `native_of`.
     target: str | None = None
@@ -185,7 +187,8 @@ class PlacedConfig(_ConfigOfScheme):
             "inserted": self.inserted,
         }
         # Older releases read models without these marks.
-        marks = {name: getattr(self, name) for name in ("around", "rows", "target", "output_name")}
+        names = "around", "rows", "gate_bits", "target", "output_name"
+        marks = {name: getattr(self, name) for name in names}
         return {**config, **{name: mark for name, mark in marks.items() if mark}}
 
     @classmethod
@@ -194,7 +197,7 @@ class PlacedConfig(_ConfigOfScheme):
         return cls(**{**config, **quantizers, "target": saved_target(config.get("target"))})
 
     def __hash__(self) -> int:
-        settings = self.inserted, self.rows, self.target, repr(self.annotation)
+        settings = self.inserted, self.rows, self.gate_bits, self.target, repr(self.annotation)
         return hash((self.weights, self.output, *settings))
 
 

@@ -179,6 +179,7 @@ def place(
             annotation=fields or None,
             around=name in demands.around or name in demands.around_output,
             rows=name in tables,
+            gate_bits=_gate_bits(roles, name),
             target=target,
         )
         for name, fields in roles.annotations.items()
@@ -194,6 +195,12 @@ def place(
         streams=frozenset(streams),
         starts=starts,
     )
+
+
+def _gate_bits(roles: Roles, name: str) -> int | None:
+    """The bits of a recurrent layer's weights, of which codes on both sides of 0 need 2."""
+    bits = roles.policies[name].weight_bits if roles.of[name] is Role.RECURRENCE else None
+    return None if bits in (None, 8) else max(bits, 2)
 
 
 class _Grid(NamedTuple):

@@ -79,8 +79,9 @@ class BitPolicy:
       - rescale='std': expected one of constant, stddev, none. Did you mean stddev?
 
     Attributes:
-        weight_bits: bits of the weights of linear layers, 1 to 8. None clamps and rescales them
-            only: the paper's float model. First and last layer follow it then.
+        weight_bits: bits of the weights of linear layers, 1 to 8, and of LSTMs, 2 to 8. None
+            clamps and rescales them only: the paper's float model. First and last layer follow it
+            then, and LSTMs keep 8.
         activation_bits: bits of every tensor that enters a linear layer, 1 to 8. None keeps all
             activations float, streams included, and leaves rectifiers as they are.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,

@@ -55,7 +55,8 @@ class Roles:
     @property
     def quantize_activations(self) -> bool:
         """Whether any activation is quantized at all."""
-        return any(self.policies[name].activation_bits is not None for name in self.linear)
+        with_weights = [n for n, role in self.of.items() if role in (Role.LINEAR, Role.RECURRENCE)]
+        return any(self.policies[name].activation_bits is not None for name in with_weights)
 
     @property
     def ends(self) -> frozenset[str]:
@@ -324,10 +325,10 @@ def find_demands(roles: Roles) -> Demands:
 
 def _misfits(roles: Roles) -> Iterator[str]:
     """Why the policy does not fit the model, or the demands on a tensor its layer."""
-    if not roles.linear:
+    if not roles.linear and Role.RECURRENCE not in roles.of.values():
         yield (
             "received no annotated layer whose weights can be quantized, expected at least one "
-            "Conv2D, DepthwiseConv2D or Dense; annotate one with quantize_annotate_model, or "
+            "Conv2D, DepthwiseConv2D, Dense or LSTM; annotate one with quantize_annotate_model, or "
             "convert a model without any by tf.lite.TFLiteConverter.from_keras_model(model)."
         )
     named = [

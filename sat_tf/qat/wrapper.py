@@ -124,6 +124,11 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         return layer_kinds.kernel_name(self.layer)
 
     @property
+    def gate_bits(self) -> int | None:
+        """The bits of the weights of a recurrent layer; None for 8."""
+        return self.quantize_config.gate_bits
+
+    @property
     def _int8_weights(self) -> str:
         return self.quantize_config.int8_weights_of(self.layer)
 

@@ -46,7 +46,8 @@ class QuantizingLayer(_Wrapper):
     A class has, besides `layer`: `weight_quantizer` and `output_quantizer`, or None, with the
     `place` of the second; their `kernel_variables` and `output_variables` by name; `_kernel_name`
     and `_int8_weights`, the attributes of the layer with its kernel and with other int8 weights, or
-    ""; `_one_call_at_a_time`, the lock; and methods that make variables and tell shapes.
+    ""; `gate_bits`, those of a recurrent layer's weights, or None for 8; `_one_call_at_a_time`, the
+    lock; and methods that make variables and tell shapes.
     """
 
     _bit_floor: Any = None
@@ -111,7 +112,9 @@ class QuantizingLayer(_Wrapper):
     ) -> Any:
         """The hidden states of a recurrent layer, as a file computes them or on real values."""
         functions = None if in_floats else functions_of_kernels()
-        states, cells = self.layer.all_states(inputs, quantize, functions, self.largest_cell)
+        states, cells = self.layer.all_states(
+            inputs, quantize, functions, self.largest_cell, self.gate_bits or 8
+        )
         _OBSERVER(cells, observes, self._of_cell)
         return namespace(states).cast(states, self.layer.compute_dtype)
 

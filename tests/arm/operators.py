@@ -15,7 +15,14 @@ from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, S
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
-from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped
+from sat_tf.exact.operations.tabled import (
+    Computed,
+    Reshape,
+    joined,
+    matrix_product,
+    moved,
+    sloped,
+)
 from sat_tf.exact.operations.windows import placement
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
@@ -197,6 +204,28 @@ def resized_codes(scale: float, zero_point: int) -> Specimen:
     return _graph(codes, parts)
 
 
+def matrices_of_codes(scale: float, zero_point: int) -> Specimen:
+    """BATCH_MATMUL of matrices by themselves, of depths that vectors take and that they leave.
+
+    With the zero point 0 it is XNNPACK's, which on some Arm processors adds two products in 16
+    bits: the codes are the widest for which they hold, in rows of the ends alone, too.
+    """
+    rng, codes, parts = np.random.default_rng(0), Codes(np.float32(scale), zero_point), []
+
+    def product(read: str, made: str) -> Operation:
+        return matrix_product(read, read, made, transposed=True)
+
+    for depth in (1, 7, 16, 33, 64):
+        values = rng.integers(-127, 128, (40, depth))
+        values[:4] = np.array([[-127], [127]] * 2) * np.sign(values[:4] + 0.5)
+        grids = [Codes(np.float32(scale / each), 5) for each in (0.3, 1 / 64, 0.004)]
+        made = {
+            f"BATCH_MATMUL_{number}": (product, (40, 40), grid) for number, grid in enumerate(grids)
+        }
+        parts.append((values, made))
+    return _graph(codes, parts)
+
+
 def compared(graph: Graph) -> list[str]:
     """The tensors that the operators of a graph make, without those that only move codes."""
     return [each.output for each in graph.operations if each.inputs[0].startswith(_READ)]
@@ -206,5 +235,6 @@ def compared(graph: Graph) -> list[str]:
 OF_SEVERAL: Mapping[str, Callable[[float, int], Specimen]] = {
     "SOFTMAX": probabilities_of_codes,
     "AVERAGE_POOL_2D": means_of_codes,
+    "BATCH_MATMUL": matrices_of_codes,
     "RESIZE_BILINEAR": resized_codes,
 }

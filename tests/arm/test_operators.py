@@ -110,11 +110,13 @@ def test_portable_graphs_have_the_codes_of_x86_on_arm(name, arm_system):
 
 
 @pytest.mark.parametrize("runtime", KERNELS)
-@pytest.mark.parametrize("name", OF_SEVERAL)
-def test_runtimes_here_have_the_rules_of_their_kernels_on_every_input(name, runtime):
+@pytest.mark.parametrize(
+    ("name", "zero_point"), [*((name, 3) for name in OF_SEVERAL), ("BATCH_MATMUL", 0)]
+)
+def test_runtimes_here_have_the_rules_of_their_kernels_on_every_input(name, zero_point, runtime):
     if not is_installed(runtime):
         pytest.skip("TFLite Micro is an extra: pip install 'sat-tf[micro]'")
-    graph, images = OF_SEVERAL[name](0.05, 3)
+    graph, images = OF_SEVERAL[name](0.05, zero_point)
     ran = loaded(serialize(graph, {}), runtime, keep_tensors=True)
     ran.run(images)
     expected, found = simulate(graph.on(KERNELS[runtime]), images), ran.tensors(compared(graph))
@@ -137,6 +139,7 @@ ON_ARM = [
     *((operators.functions_of_codes, *grid) for grid in ((0.0625, 0), (0.031, -38), (0.11, -128))),
     *((operators.probabilities_of_codes, *grid) for grid in ((0.0625, 0), (0.31, -9))),
     (operators.means_of_codes, 0.05, 3),
+    *((operators.matrices_of_codes, 0.05, zero_point) for zero_point in (0, 3)),
     (operators.resized_codes, 0.05, 3),
 ]
 

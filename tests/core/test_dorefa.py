@@ -480,6 +480,21 @@ def test_the_largest_magnitude_is_code_127_and_gradients_pass(values, codes, sca
     np.testing.assert_array_equal(gradient, upstream)
 
 
+# Worked by hand: of 10 magnitudes, two are beyond code 1 of 2 bits, and none beyond code 7 of 4.
+@pytest.mark.parametrize(
+    ("bits", "codes", "scale"),
+    [(4, [-7, -2, 0, 1, 1, 3, 0, 0, 0, 4], 14.0), (2, [-1, -1, 0, 0, 0, 1, 0, 0, 0, 1], 35.0)],
+)
+def test_fewer_bits_clip_the_largest_magnitudes(bits, codes, scale):
+    values = np.float32([-98, -28, 0, 7, 14, 35, 1, 2, 3, 56])
+    found, of_one = map(array, grids.int8_codes(tensor(values), bits))
+    np.testing.assert_array_equal(found, codes)
+    assert of_one == scale
+    mostly_zero = np.float32([0.0] * 9 + [5.0])
+    found, of_one = map(array, grids.int8_codes(tensor(mostly_zero), bits))
+    assert found[-1] * of_one == 5.0
+
+
 @pytest.mark.thorough
 @given(hnp.arrays(np.float32, 8, elements=st.floats(-1e4, 1e4, width=32)))
 def test_rounding_is_to_a_nearest_integer(x):

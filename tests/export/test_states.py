@@ -14,6 +14,7 @@ import sat_tf
 from sat_tf.exact.certificate.certificate import certificate_page, read_certificate
 from sat_tf.exact.certificate.proof import recheck
 from sat_tf.exact.certificate.record import TensorCount
+from sat_tf.exact.device.kit import read_device_check
 from sat_tf.exact.tflite.contents import SETTINGS_NAME, read_contents
 from sat_tf.export import read_graph, verify_file, write_kit
 from sat_tf.export.export import file_content, file_graph
@@ -21,6 +22,7 @@ from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.graph.network import Network
 from sat_tf.keras3.twin import twin_of
 from sat_tf.qat.states import tied_states
+from tests.exact.device.kits import certificate_in, checked_here, reseal, unpacked
 from tests.export.proofs import calibrated, deployed, proved
 
 BOTH = pytest.mark.parametrize("library", [keras, keras3], ids=["keras2", "keras3"])
@@ -289,8 +291,28 @@ def test_a_model_that_saw_no_data_is_not_exported(path):
         sat_tf.export_tflite(sat_tf.quantize_model(keyword_net(), POLICY), path)
 
 
-def test_a_kit_is_refused_as_for_every_file_of_several_inputs(streaming, path, tmp_path):
+def test_a_kit_compares_each_frame_from_the_states_in_front_of_it(streaming, path, tmp_path):
     sat_tf.export_tflite(streaming, path)
+    expected = verify_file(path, FRAMES[:12], runtimes=(), progress=False)
+    kit = write_kit(path, FRAMES[:12], tmp_path / "kit.zip", codes=True)
+    folder = unpacked(kit.path, tmp_path / "kit")
+    done = checked_here(folder, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    found, is_simulated = read_device_check(path, certificate_in(tmp_path), FRAMES[:12])
+    assert is_simulated
+    assert found.is_exact
+    assert (found.num_images, found.codes_compared) == (12, expected.codes_compared)
+    # States of other frames are not those in front of each.
+    states = np.load(folder / "images_1.npy")
+    np.save(folder / "images_1.npy", np.roll(states, 1, axis=0))
+    reseal(folder)
+    done = checked_here(folder, tmp_path)
+    assert done.returncode == 1
+    assert "DIFFERS" in done.stdout
+
+
+def test_a_kit_of_several_inputs_without_states_is_refused(streaming, path, tmp_path):
+    sat_tf.export_tflite(streaming, path, states={})
     with pytest.raises(ValueError, match="received a model with 3 inputs and 3 outputs"):
         write_kit(path, FRAMES, tmp_path / "kit.zip")
 

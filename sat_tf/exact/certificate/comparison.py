@@ -214,6 +214,9 @@ class TrainedCounter:
             for op in graph.operations
             if (share := op.share_rounded_otherwise(graph))
         }
+        for op in graph.operations:
+            if op.moves and op.inputs[0] not in trained.names:  # the rows of an image, for example
+                shares.setdefault(op.output, shares.get(op.inputs[0], 0.0))
         self._tensors = {
             name: TrainedCount(name, tensor.shape, explained_share=shares.get(name, 0.0))
             for name, tensor in ((name, graph.tensors[name]) for name in trained.names)

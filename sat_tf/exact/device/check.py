@@ -107,13 +107,16 @@ def load(content: bytes, wanted: str, *, keep_tensors: bool) -> tuple[Any, str]:
         return interpreter, log.read().decode(errors="replace")
 
 
-def run(interpreter: Any, image: Any) -> tuple[Any, float]:
-    """Returns the output for one image, and the milliseconds that it took."""
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image[np.newaxis])
+def run(interpreter: Any, arrays: Any) -> tuple[list[Any], float]:
+    """Returns the outputs for an image, in arrays of all inputs, and the milliseconds it took."""
+    interpreter.reset_all_variables()  # of an LSTM, which begins again with each image
+    for detail, array in zip(interpreter.get_input_details(), arrays):
+        interpreter.set_tensor(detail["index"], array[np.newaxis])
     start = time.perf_counter()
     interpreter.invoke()
     elapsed = 1000 * (time.perf_counter() - start)
-    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), elapsed
+    details = interpreter.get_output_details()
+    return [interpreter.get_tensor(detail["index"]) for detail in details], elapsed
 
 
 def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple[list[Any], int]:
@@ -125,9 +128,9 @@ def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple
     ]
     hashes, outputs_differing = [hashlib.sha256() for _ in rows], 0
     for number, image in enumerate(images):
-        output, keeping_output = run(plain, image)[0], run(keeping, image)[0]
+        outputs, kept = run(plain, image)[0], run(keeping, image)[0]
         if not kit["not_compared"]:  # without kept tensors, float layers may run in other pieces
-            outputs_differing += int(np.count_nonzero(output != keeping_output))
+            outputs_differing += sum(int(np.count_nonzero(x != y)) for x, y in zip(outputs, kept))
         codes = np.frombuffer(read(f"codes/{number}") if kit["has_codes"] else b"", np.int8)
         for row, tensor, over_all in zip(rows, kit["tensors"], hashes):
             computed = keeping.get_tensor(places[row["name"]]).astype(np.int8).reshape(-1)
@@ -240,7 +243,9 @@ def main() -> int:
     content, version = read("model.tflite"), kit["litert"]
     plain, log = load(content, version, keep_tensors=False)
     keeping, _ = load(content, version, keep_tensors=True)
-    images = np.load(io.BytesIO(read("images.npy")), allow_pickle=False)
+    names = [name for name in kit["files"] if name.startswith("images")]
+    arrays = [np.load(io.BytesIO(read(name)), allow_pickle=False) for name in names]
+    images = list(zip(*arrays))
     rows, outputs_differing = compare(kit, keeping, plain, images)
     device = machine(plain, log)
     device.update(outputs_differing=outputs_differing, milliseconds=milliseconds(plain, images))

@@ -28,7 +28,7 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import DEFAULT_TARGET
-from sat_tf.exact.tflite.tensors import number_of
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of
 from sat_tf.files import NO_TIME, check_writable, expect_path, read_text, written_whole
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.messages.progress_bar import image_bar
@@ -102,7 +102,9 @@ def write_kit(
 
     There, `python check.py` in the unpacked folder, or `python kit.zip`, runs the file in LiteRT
     and compares every integer tensor with the simulation's hashes in the kit. It needs NumPy and
-    ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
+    ai-edge-litert only, and writes a certificate of that machine for `read_device_check`. A file
+    with states runs on each frame from the state that the simulation reaches in front of it: where
+    no code of any frame differs, neither does one where a machine goes on from its own states.
 
     Args:
         path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
@@ -127,7 +129,6 @@ def write_kit(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
     subject = path if isinstance(path, Subject) else read_subject(file_path)
-    subject.graph.expect_one_of_each(f"write_kit: {subject.path}")
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, skipped = tensors_of(subject.graph)
     if not compared:
@@ -146,13 +147,14 @@ def write_kit(
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
         add("model.tflite", subject.content)
-        buffer = io.BytesIO()
-        np.save(buffer, np.ascontiguousarray(images), allow_pickle=False)
-        add("images.npy", buffer.getvalue())
+        for place, array in enumerate(arrays_of(images)):
+            buffer = io.BytesIO()
+            np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
+            add(f"images_{place}.npy" if place else "images.npy", buffer.getvalue())
         add("check.py", pathlib.Path(check.__file__).read_bytes())
         add("__main__.py", f"{inspect.getsource(check.start)}\n\nstart()\n".encode())
         expected = Expected(compared)
-        with image_bar(kit_path.name, len(images), shown=progress) as advance:
+        with image_bar(kit_path.name, number_of(images), shown=progress) as advance:
             for number, stored in enumerate(simulated(subject, images)):
                 content = expected.add(stored)
                 if codes:
@@ -162,7 +164,7 @@ def write_kit(
             format=FORMAT,
             file=subject.path.name,
             sha256=subject.sha256,
-            num_images=len(images),
+            num_images=number_of(images),
             images_sha256=images_hash(images),
             images_from=images_from,
             litert=metadata.version("ai-edge-litert"),
@@ -177,7 +179,8 @@ def write_kit(
         manifest = dataclasses.asdict(record)
         manifest["seal"] = check.seal(manifest)
         add("kit.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    return Kit(kit_path, kit_path.stat().st_size, len(images), compared, skipped, manifest["seal"])
+    size, count = kit_path.stat().st_size, number_of(images)
+    return Kit(kit_path, size, count, compared, skipped, manifest["seal"])
 
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -193,7 +196,7 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return compared, tuple(name for name in integers if name in behind_float)
 
 
-def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray]]:
     """Yields the codes of all tensors that machines must agree on, int8 (1, ...), by image."""
     graph, names = subject.graph, tensors_of(subject.graph)[0]
     left_float = graph.layers_left_float
@@ -403,7 +406,7 @@ def read_device_check(
     subject = read_subject(expect_path(path))
     seed, count = certificate.kit.images_from.seed, certificate.kit.num_images
     if images is None and seed is not None and certificate.kit.sha256 == subject.sha256:
-        image = subject.graph.images[0]
+        image = subject.graph.frame_inputs[0]
         images = image.drawn(random_images(image.shape, count, seed))
     if images is not None:
         images, _ = checked_inputs("read_device_check", subject, images, None)

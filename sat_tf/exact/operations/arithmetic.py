@@ -37,6 +37,24 @@ def _batch_product(call: Call) -> np.ndarray:
     return stored_codes(fixed_point.rescaled(sums, multiplier), call.output)
 
 
+LOWEST = -128
+_PRODUCTS_ALIKE = (
+    "one float32 product, rounded half to even, in all of XNNPACK's kernels; and the plain C++ "
+    "sources where the second factor has a zero point"
+)
+
+
+def overflow_on_arm(first: Codes, second: Codes) -> str:
+    """Says why products of matrices may overflow in XNNPACK's kernels without `sdot`; "" if not.
+
+    Those of Cortex-A72 and A73, for example, add two products in 16 bits: 2 · -128 · -128 is one
+    too many. Matrices with a zero point have other kernels.
+    """
+    if second.zero_point or (first.lowest, second.lowest) != (LOWEST, LOWEST):
+        return ""
+    return "kernels of older Arm processors do not hold sums of products of -128 and -128"
+
+
 _NORMALS, _NORMAL_BITS = Codes(np.float32(1 / 128), 0), 7
 
 
@@ -124,7 +142,14 @@ _BATCH_PRODUCT = Written(2, "BatchMatMulOptions", tensors=2)
 # A row has the names of the options that its rule reads.
 ROWS = (
     Row("PRELU", _sloped, (), "it multiplies codes by one rule", written=_PRELU),
-    Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY"), written=_BATCH_PRODUCT),
+    Row(
+        "BATCH_MATMUL",
+        _batch_product,
+        ("adjX", "adjY"),
+        _PRODUCTS_ALIKE,
+        written=_BATCH_PRODUCT,
+        differs=overflow_on_arm,
+    ),
     Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),
     Row("DIV", _quotient, same_because=_IN_INTEGERS),
     Row("SQUARED_DIFFERENCE", _squared_difference, same_because=_IN_INTEGERS),

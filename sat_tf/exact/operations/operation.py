@@ -349,3 +349,6 @@ class Row(NamedTuple):
     written: Written | None = None  # The form in sat-tf's files; None for other tools' operators.
     # Why its kernels do not take the scales of its input and output, with the fix.
     problem: Callable[[np.float32, np.float32], str | None] = lambda source, output: None
+    # The function that says why kernels of Arm may make other codes on the grids of its tensors, ""
+    # where they make the same.
+    differs: Callable[..., str] | None = None

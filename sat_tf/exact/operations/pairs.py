@@ -117,6 +117,11 @@ class Pair(shared.Operation):
     def selects(self) -> bool:
         return self.constant is None and self.kind.selects
 
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`: codes of a constant are on the grid of the tensor, too."""
+        return self.kind.selects and (self.constant is None or self.constant.grid is not None)
+
     def _with(self, tensors: Sequence[_Operand], constant: _Operand | None) -> list[_Operand]:
         """Puts the constant's item with the tensors' ones, in the order of the operator."""
         if constant is None:
@@ -178,6 +183,8 @@ class Pair(shared.Operation):
         index: int | str | None = None
         if self.constant is not None:
             grid = self.constant.grid
+            if grid and self.kind.selects:
+                grid = writer.graph.codes(self.output)  # which may have moved
             quantization = (grid.scale, grid.zero_point) if grid else ()
             name = f"{self.output}/constant"
             index = writer.constant(name, self.constant.values, *quantization)
@@ -209,6 +216,8 @@ class Pair(shared.Operation):
         if not names:
             raise NotUnderstoodError("it reads constants alone")
         constant = constants[0] if constants else None
+        if codes is not None and constant is not None and pointwise is Pointwise.MAXIMUM:
+            codes = dataclasses.replace(codes, lowest=int(np.min(constant.values)))
         is_first = bool(constants) and operator.is_constant(0)
         return cls(tuple(names), operator.output.name, pointwise, constant, is_first), codes
 

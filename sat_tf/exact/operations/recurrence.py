@@ -65,6 +65,7 @@ class Lstm(Operation):
 
     operator = Operator(_NAME, 1, "UnidirectionalSequenceLSTMOptions")
     rounds = True
+    num_constants = 13  # of gates; states and intermediate tensors take the bytes of one more
     takes_one_image = True  # the states have the batch of the file
     same_because = (
         "XNNPACK leaves it to the builtin kernels, which compute it in integers with the same "
@@ -123,6 +124,9 @@ class Lstm(Operation):
         """Returns the real values of its biases, and of one unit of each."""
         units = float(graph.codes(self.inputs[0]).scale) * self.scales[0].astype(np.float64)
         return self.bias * units, units
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return 4 * self.bias.size + (0 if shares_kernel else self.num_weights)
 
     # -- in NumPy --------------------------------------------------------------------------------
 

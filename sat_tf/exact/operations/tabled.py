@@ -173,9 +173,13 @@ class Computed(Tabled):
             return shared.enumerated(
                 STORED, lambda kernels, _: self._table(graph, kernels), "values", total=STORED.size
             )
-        if self.row.same_because:
-            return shared.Portability(Basis.RULE, self.row.same_because)
-        return shared.Portability(Basis.IMAGES, "kernels may round it otherwise")
+        why = "" if self.row.same_because else "kernels may round it otherwise"
+        if self.row.differs:
+            sources = map(graph.codes, self.inputs)
+            why = self.row.differs(*(next(sources) if c is None else c.grid for c in self.operands))
+        if why:
+            return shared.Portability(Basis.IMAGES, why)
+        return shared.Portability(Basis.RULE, self.row.same_because)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         if self.row.of_one_value:

@@ -11,6 +11,7 @@ import numpy as np
 from sat_tf.core.grid import int8_codes
 from sat_tf.core.recurrence import parts_of_gates
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
+from sat_tf.exact.operations.arithmetic import LOWEST, overflow_on_arm
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Constant, Operation
@@ -318,6 +319,7 @@ class RecurrenceDraft(Draft):
     inputs: tuple[str, ...]  # The tensor of its steps.
     # The weights of the inputs and of the hidden state, (inputs, 4 · units) and (units, 4 · units).
     weights: tuple[np.ndarray, ...]
+    weight_bits: int
     bias: np.ndarray | None  # (4 · units,), or None.
     cell_bits: int  # The bits of the cell state in front of its point.
 
@@ -326,7 +328,10 @@ class RecurrenceDraft(Draft):
         source, codes = builder.codes(self.inputs[0]), output.codes
         if source is None or codes is None:
             raise TypeError(f"{output.name}: float values of an LSTM, expected codes.")
-        pairs = [list(map(int8_codes, parts_of_gates(weights))) for weights in self.weights]
+        pairs = [
+            [int8_codes(part, self.weight_bits) for part in parts_of_gates(weights)]
+            for weights in self.weights
+        ]
         units = self.weights[1].shape[0]
         kernels, scales = zip(
             *(
@@ -510,8 +515,21 @@ class MatrixProductDraft(Draft):
             operation: Operation = FloatLayer(reals, output.name, (self.call(*reals),))
         else:
             first, second = self.inputs
+            codes, grid = builder.codes(first), builder.codes(second)
+            if codes and grid and overflow_on_arm(codes, grid):
+                narrow = self._narrow(builder, second, grid)
+                first, second = narrow if first == second else first, narrow
             operation = matrix_product(first, second, output.name, transposed=self.transposed)
         return builder.add(operation, output.shape, output.codes)
+
+    def _narrow(self, builder: GraphBuilder, source: str, grid: Codes) -> str:
+        """Adds the codes from -127 on, where training clips: int8 saturates one code below."""
+        shape = builder.shape(source)
+        end = np.full((1,) * (len(shape) + 1), LOWEST + 1, np.int8)
+        constant = Constant(end, Codes(grid.scale, grid.zero_point))
+        name = builder.between(f"{source}_narrow")
+        operation = Pair((source,), name, Pointwise.MAXIMUM, constant)
+        return builder.add(operation, shape, dataclasses.replace(grid, lowest=LOWEST + 1))
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = PairDraft.of(Pointwise.PRODUCT, self.inputs).worst_range(codes_of)

@@ -376,7 +376,8 @@ class _Tracer:
         weights = [weight.numpy() for weight in (layer.cell.kernel, layer.cell.recurrent_kernel)]
         bias = None if layer.cell.bias is None else layer.cell.bias.numpy()
         bits = int(cell_bits(node.layer.largest_cell))
-        return layer_drafts.RecurrenceDraft((source,), tuple(weights), bias, bits)
+        num_bits = node.layer.gate_bits or 8
+        return layer_drafts.RecurrenceDraft((source,), tuple(weights), num_bits, bias, bits)
 
     def _concatenation(self, node: Node) -> Draft:
         branches = [self._part(name) for name in node.inputs]

@@ -52,6 +52,8 @@ OF_KERAS3_ALONE = {
     "AutoContrast": _IN_INFERENCE,
     "ContrastLimitedAdaptiveHistogramEqualization": _IN_INFERENCE,
     "Equalization": _IN_INFERENCE,
+    "GroupedQueryAttention": "sat_tf.quantize_model takes it in a Keras 3 model, over sequences, "
+    "without use_gate, sliding_window and masks of data",
     "MelSpectrogram": _OF_SOUND,
     "STFTSpectrogram": _OF_SOUND,
     "Solarization": _IN_INFERENCE,

@@ -24,6 +24,7 @@ CLASSES = {
     if row.twin is not None
 }
 # Finders of replacements for tf_keras layers that stand for an operation, by the layers' names.
+LAYERS_OF_KERAS3 = attention.LAYERS_OF_KERAS3
 LAYERS = {**arithmetic.LAYERS, **attention.LAYERS, **movements.LAYERS}
 
 

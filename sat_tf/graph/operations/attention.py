@@ -6,8 +6,11 @@ The projections are Dense layers of all heads at once, and each head is a matrix
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +60,7 @@ _OF_WEIGHTS = tuple(
 def _dense(layer: Any, inner: int, outer: int, suffix: str = "", **reads: Any) -> NewLayer:
     """The Dense with the weights of a product over some inputs to some outputs."""
     kernel, *bias = layer.get_weights()
-    settings = {name: getattr(layer, name) for name in _OF_WEIGHTS}
+    settings = {name: getattr(layer, name) for name in _OF_WEIGHTS if hasattr(layer, name)}
 
     def make(**options: Any) -> Any:
         return layer_class("Dense")(outer, use_bias=bool(bias), **settings, **options)
@@ -148,52 +151,107 @@ def _weights_of(hidden: Any, dropout: float) -> list[NewLayer]:
     ]
 
 
-def _heads(call: OldCall) -> Replacement | None:
-    """The layers of a MultiHeadAttention over sequences."""
-    layer = call.layer
-    names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
-    query, value, key, mask, scores, training, is_causal = (
-        call.argument(place, name) for place, name in enumerate((*names, "use_causal_mask"))
+def _sequences(call: OldCall, *masks: str) -> tuple[list[Any], Any] | None:
+    """The queries, keys and values of a layer of heads, and what its masks add to scores.
+
+    None where it is not taken: `masks` are arguments that must be left out.
+    """
+    names = ("query", "value", "key", *masks, "attention_mask", "return_attention_scores")
+    names = (*names, "training", "use_causal_mask")
+    query, value, key, *others, mask, scores, training, is_causal = (
+        call.argument(place, name) for place, name in enumerate(names)
     )
-    key = value if key is None else key
-    tensors = [query, key, value]
+    tensors = [query, value if key is None else key, value]
     if not all(map(is_keras, tensors)) or any(len(tensor.shape) != 3 for tensor in tensors):
         return None
-    if scores or training:
+    if scores or training or any(other is not None for other in others):
         return None
     is_masked = is_causal or mask is not None
-    hidden = _hidden(layer, mask, is_causal, query, value) if is_masked else None
-    if is_masked and hidden is None:
+    hidden = _hidden(call.layer, mask, is_causal, query, value) if is_masked else None
+    return None if is_masked and hidden is None else (tensors, hidden)
+
+
+def _heads(call: OldCall) -> Replacement | None:
+    """The layers of a MultiHeadAttention over sequences."""
+    layer, found = call.layer, _sequences(call)
+    dense = layer._query_dense, layer._key_dense, layer._value_dense, layer._output_dense
+    if not found or layer.activity_regularizer is not None or len(dense[3].kernel.shape) != 3:
         return None
-    if layer.activity_regularizer is not None or len(layer._output_dense.kernel.shape) != 3:
+    units = int(dense[3].kernel.shape[-1])
+    heads = _Heads(layer._num_heads, 1, layer._key_dim, layer._value_dim, units, layer._dropout)
+    return _of_heads(*found, heads, dense)
+
+
+def _grouped_heads(call: OldCall) -> Replacement | None:
+    """The layers of a GroupQueryAttention of Keras 3: some heads of queries share a key."""
+    layer, found = call.layer.original, _sequences(call, "query_mask", "value_mask", "key_mask")
+    others = (getattr(layer, name, None) for name in ("use_gate", "sliding_window"))
+    if not found or layer.activity_regularizer is not None or any(others):
         return None
-    heads, key_size = layer._num_heads, layer._key_dim
-    value_size, units = layer._value_dim, int(layer._output_dense.kernel.shape[-1])
+    groups, size = layer.num_query_heads // layer.num_key_value_heads, layer.head_dim
+    units = int(found[0][0].shape[-1])
+    heads = _Heads(layer.num_key_value_heads, groups, size, size, units, layer.dropout)
+    count = len(arrays := call.layer.get_weights()) // 4
+    parts = [arrays[place : place + count] for place in range(0, len(arrays), count)]
+    dense = [SimpleNamespace(get_weights=functools.partial(list, part)) for part in parts]
+    return _of_heads(*found, heads, dense)
+
+
+class _Heads(NamedTuple):
+    """The numbers of an attention of several heads."""
+
+    keys: int  # Heads of keys, and of values.
+    groups: int  # Heads of queries for each of them.
+    key_size: int
+    value_size: int
+    units: int  # The size of the output.
+    dropout: float  # Of the weights of the mean.
+
+
+def _of_heads(tensors: list[Any], hidden: Any, heads: _Heads, dense: Sequence[Any]) -> Replacement:
+    """The layers of attention over queries, keys and values; the queries of a group are one matrix.
+
+    `dense` are the projections of the three and of the output.
+    """
     layers: list[NewLayer] = []
 
     def add(new: NewLayer) -> int:
         layers.append(new)
         return len(tensors) + len(layers) - 1
 
-    def projected(place: int, dense: Any, size: int, name: str, *scaled: NewLayer) -> int:
-        inner = int(tensors[place].shape[-1])
-        add(_dense(dense, inner, heads * size, name, reads=(place,)))
+    def shaped(name: str, *shape: int) -> int:
+        return add(new_layer("Reshape", shape, suffix=name))
+
+    def projected(place: int, size: int, name: str, *scaled: NewLayer, groups: int = 1) -> int:
+        inner, length = int(tensors[place].shape[-1]), tensors[place].shape[1] or -1
+        add(_dense(dense[place], inner, heads.keys * groups * size, name, reads=(place,)))
         for factor in scaled:
             add(factor)
-        length = tensors[place].shape[1] or -1
-        add(new_layer("Reshape", (length, heads, size), suffix=f"{name}_heads"))
-        return add(new_layer("Permute", (2, 1, 3), suffix=f"{name}_matrices"))
+        if groups == 1:
+            shaped(f"{name}_heads", length, heads.keys, size)
+            return add(new_layer("Permute", (2, 1, 3), suffix=f"{name}_matrices"))
+        shaped(f"{name}_heads", length, heads.keys, groups, size)
+        add(new_layer("Permute", (2, 3, 1, 4), suffix=f"{name}_groups"))
+        return shaped(f"{name}_matrices", heads.keys, max(groups * length, -1), size)
 
-    factor = new_layer("Scaling", "x * c", 1.0 / math.sqrt(key_size), suffix="query_scale")
-    queries = projected(0, layer._query_dense, key_size, "query", factor)
-    keys = projected(1, layer._key_dense, key_size, "key")
-    values = projected(2, layer._value_dense, value_size, "value")
+    length, groups = tensors[0].shape[1] or -1, heads.groups
+    if hidden is not None:
+        hidden = np.tile(hidden, (1, groups, 1))
+    factor = new_layer("Scaling", "x * c", 1.0 / math.sqrt(heads.key_size), suffix="query_scale")
+    queries = projected(0, heads.key_size, "query", factor, groups=groups)
+    keys = projected(1, heads.key_size, "key")
+    values = projected(2, heads.value_size, "value")
     add(new_layer("MatrixProduct", True, suffix="scores", reads=(queries, keys)))
-    *_, weights = map(add, _weights_of(hidden, layer._dropout))
+    *_, weights = map(add, _weights_of(hidden, heads.dropout))
     add(new_layer("MatrixProduct", suffix="mean", reads=(weights, values)))
-    add(new_layer("Permute", (2, 1, 3), suffix="mean_heads"))
-    add(new_layer("Reshape", (query.shape[1] or -1, heads * value_size), suffix="mean_of_heads"))
-    add(_dense(layer._output_dense, heads * value_size, units))
+    if groups == 1:
+        add(new_layer("Permute", (2, 1, 3), suffix="mean_heads"))
+    else:
+        shaped("mean_groups", heads.keys, groups, length, heads.value_size)
+        add(new_layer("Permute", (3, 1, 2, 4), suffix="mean_heads"))
+    inner = heads.keys * groups * heads.value_size
+    shaped("mean_of_heads", length, inner)
+    add(_dense(dense[3], inner, heads.units))
     return Replacement(tensors, layers)
 
 
@@ -324,3 +382,5 @@ LAYERS: dict[str, Finder] = {
     "EinsumDense": _alone_or_alike(_einsum_dense),
     "MultiHeadAttention": _alone_or_alike(_heads),
 }
+# Layers of Keras 3 that tf_keras lacks, by their names.
+LAYERS_OF_KERAS3: dict[str, Finder] = {"GroupedQueryAttention": _alone_or_alike(_grouped_heads)}

@@ -10,13 +10,14 @@ import sat_tf
 from sat_tf.exact.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
-from sat_tf.exact.operations.operation import Basis, Operation
+from sat_tf.exact.operations.operation import Basis, Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import MaxPool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.writer import Writer
 from sat_tf.export import read_graph, simulate
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.pipeline import trained_graph
@@ -229,6 +230,22 @@ def test_half_a_code_differs_on_arm_until_the_scale_moves_by_one_unit():
     by = [PRODUCT.simulate(graph.on(kernels), *stored) for kernels in (X86, ARM, ARM_UNFUSED)]
     on_arm = [-1, 0, 1, 2]
     assert [codes.reshape(-1).tolist() for codes in by] == [[-2, 0, 0, 2], on_arm, on_arm]
+
+
+def test_the_lowest_code_that_a_tensor_keeps_moves_with_its_scale():
+    end = Constant(np.full((1, 1, 1, 1), -127, np.int8), Codes(np.float32(2.0), 0))
+    narrow = Pair(("y",), "n", Pointwise.MAXIMUM, end)
+    tensors = {**_product(0.5).tensors, "n": Tensor("n", (1, 1, 1), Codes(np.float32(2.0), 0))}
+    graph = Graph("made", tensors, (PRODUCT, narrow), (), "n")
+    moved = make_portable(graph)
+    assert moved.moved_scales == {"y": -1, "n": -1}
+    writer = Writer(moved)
+    for name in ("y", "n"):
+        writer.begin(name)
+    narrow.write(writer)
+    stored = {tensor.name: tensor for tensor in writer.subgraph.tensors}
+    ends = [stored[name].quantization.scale.tolist() for name in ("y", "n", "n/constant")]
+    assert ends[0] == ends[1] == ends[2]
 
 
 def test_a_product_that_is_portable_or_that_the_check_refuses_keeps_its_scale():

@@ -9,6 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.tabled import matrix_product
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.tensors import Codes, Tensor
@@ -60,6 +62,7 @@ PRODUCTS = {
     "matmul, scaled": lambda x, y: tf.nn.softmax(tf.matmul(x, _turned(y)) / 3.0) @ y,
     "by rectified rows": lambda x, y: tf.matmul(x, tf.nn.relu(y), transpose_b=True),
     "by rows up to 6": lambda x, y: tf.matmul(x, tf.nn.relu6(9.0 * y), transpose_b=True),
+    "by itself": lambda x, y: tf.matmul(x, x, transpose_b=True),
     "rows by rows": lambda x, y: L.Dot(2)([x, y]),
     "columns by columns": lambda x, y: L.Dot((1, 1))([x, y]),
     "columns by rows": lambda x, y: L.Dot((1, 2))([x, _turned(y)]),
@@ -194,6 +197,47 @@ def test_matrices_that_others_are_multiplied_by_have_the_zero_point_0():
     assert graph.codes("attention_softmax") == Codes(np.float32(1 / 256), -128)
 
 
+@pytest.mark.thorough
+def test_rounding_of_biases_explains_codes_of_rows_as_of_images(path):
+    model = _model(lambda x, y: L.Dense(WIDTH, name="rows_of_x", bias_initializer="normal")(x))
+    _, certificate = proved(calibrated(model, W4A4, ROWS), path, ROWS)
+    shares = {count.name: count.explained_share for count in certificate.trained}
+    assert shares["x"] > 0.0
+    assert shares["rows_of_x"] > 0.0
+
+
+@pytest.mark.thorough
+def test_products_have_the_same_codes_on_all_processors_and_softmax_does_not(path):
+    _, certificate = proved(calibrated(_model(ATTENTION["to itself"]), W8A8, ROWS), path, ROWS)
+    differing = {claim.operators for claim in certificate.portability if not claim.is_portable}
+    assert differing == {"SOFTMAX"}
+
+
+# Vectors of Arm without `sdot` add two products in 16 bits, of which 2 · -128 · -128 is none.
+ENDS = [(-128, -128, 0, False), (-127, -128, 0, True), (-128, -127, 0, True), (-128, -128, 1, True)]
+
+
+@pytest.mark.parametrize(("low", "other", "zero_point", "holds"), ENDS)
+def test_a_product_of_lowest_codes_is_not_proved_for_all_processors(low, other, zero_point, holds):
+    codes = [Codes(np.float32(0.1), zero_point, lowest) for lowest in (low, other)]
+    product = matrix_product("x", "y", "z", transposed=False)
+    graph = chained((2, 2), codes[0], (product, (2, 2), codes[0]))
+    graph.tensors["y"] = Tensor("y", (2, 2), codes[1])
+    assert product.portability(graph).holds is holds
+
+
+@pytest.mark.thorough
+def test_codes_by_which_others_are_multiplied_are_those_of_training_at_their_lower_end(path):
+    quantized = calibrated(_model(ATTENTION["to itself"]), W8A8, ROWS)
+    proved(quantized, path, ROWS)
+    graph = read_graph(path.read_bytes(), "net")
+    products = [op for op in graph.operations if op.operators == ("BATCH_MATMUL",)]
+    assert [graph.codes(op.inputs[1]).lowest for op in products] == [-127, -127]
+    far = simulate(graph, graph.images[0].taken(50.0 * ROWS[:4]))
+    assert np.min(far["attention_key_matrices"]) == -128
+    assert np.min(far[products[0].inputs[1]]) == -127
+
+
 # Scales 1/2 and 1/4, and 1 for the product: x = [[1, -1]] and y = [[2, 1], [-1, 0]] in real values.
 #   codes of x  [[3, -1]] at the zero point 1;  of y  [[8, 4], [-4, 0]];  x · y = [[3, 1]]
 def test_a_product_worked_by_hand():
@@ -245,6 +289,48 @@ def test_other_forms_are_refused_with_a_fix_and_float_on_request(name):
         sat_tf.quantize_model(model, W8A8)
     quantized = calibrated(model, ON_REQUEST, ROWS)
     assert "BATCH_MATMUL" not in {op.operators[0] for op in deployed(quantized).operations}
+    assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+
+
+def _of_keras3(between) -> keras3.Model:
+    keras3.utils.set_random_seed(3)
+    rows = keras3.Input((LENGTH, WIDTH), name="rows")
+    x, y = (keras3.layers.Dense(WIDTH, name=name)(rows) for name in "xy")
+    end = keras3.layers.Dense(3, name="end")(keras3.layers.Flatten(name="flat")(between(x, y)))
+    return keras3.Model(rows, end, name="net")
+
+
+_grouped = functools.partial(keras3.layers.GroupQueryAttention, name="attention")
+GROUPED = {
+    "two of two": lambda x, y: _grouped(4, 4, 2)(x, y),
+    "two of three, causal": lambda x, y: _grouped(3, 6, 2, use_bias=False)(
+        x, x, use_causal_mask=True
+    ),
+    "one of four, masked": lambda x, y: _grouped(4, 4, 1, dropout=0.1)(
+        x, y, y, attention_mask=VISIBLE.astype(bool)
+    ),
+    "two of one": lambda x, y: _grouped(4, 2, 2)(x, y),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", [W8A8, W4A4], ids=["w8a8", "w4a4"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_queries_share_keys_on_codes(name, policy, path):
+    model = _of_keras3(GROUPED[name])
+    quantized = calibrated(model, policy, ROWS)
+    _, certificate = proved(quantized, path, ROWS, runtimes=["xnnpack", "builtin", "reference"])
+    assert not certificate.float_layers
+    assert certificate.trained_differing < 0.002
+    if policy is W8A8:
+        assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
+
+
+def test_a_gate_of_grouped_queries_is_refused_with_a_fix_and_float_on_request():
+    model = _of_keras3(lambda x, y: _grouped(4, 4, 2, use_gate=True)(x, y))
+    with pytest.raises(PlacementError, match=r"takes it in a Keras 3 model, .*without use_gate"):
+        sat_tf.quantize_model(model, W8A8)
+    quantized = calibrated(model, ON_REQUEST, ROWS)
     assert np.std(quantized(ROWS) - model(ROWS)) < 0.06 * np.std(model(ROWS))
 
 

@@ -8,11 +8,13 @@ import tf_keras
 
 import sat_tf
 from sat_tf.exact.certificate.comparison import RuntimeCounter
+from sat_tf.exact.device.kit import write_kit
 from sat_tf.exact.operations.graph import batches, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.graph.operation_layers import LongShortTermMemory
 from sat_tf.qat.wrapper import QuantizedLayer
+from tests.exact.device.kits import checked_here, unpacked
 from tests.export.proofs import KERNELS, deployed, proved
 
 KERASES = {"keras2": tf_keras, "keras3": keras3}
@@ -129,6 +131,45 @@ def test_what_the_file_makes_of_the_settings_of_a_layer():
             assert np.max(np.abs(of_keras.T[rows] / scale - of_file[rows])) < 0.501
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("keras", KERASES.values(), ids=KERASES)
+@pytest.mark.parametrize("bits", [2, 4])
+def test_weights_of_fewer_bits_are_trained_on_codes_of_int8(bits, keras, tmp_path):
+    keras.utils.set_random_seed(2)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((STEPS, 1)), layers.LSTM(6, name="states"), layers.Dense(1)]
+    )
+    policy = sat_tf.BitPolicy(weight_bits=bits, activation_bits=8, input_type="int8")
+    quantized = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(quantized, WAVES[:128], progress=False)
+    quantized.compile(keras.optimizers.Adam(0.01), "mse")
+    losses = quantized.fit(WAVES, NEXT, batch_size=32, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < 0.6 * losses[0]
+    path = tmp_path / "model.keras"
+    quantized.save(path)
+    loaded = keras.models.load_model(path, compile=False)
+    np.testing.assert_array_equal(loaded.predict(HELD_OUT), quantized.predict(HELD_OUT))
+    path = tmp_path / "model.tflite"
+    _, certificate = proved(loaded, path, HELD_OUT[:20], file={"snap_biases": True})
+    assert certificate.trained_differing < 0.12
+    graph = read_graph(path.read_bytes(), "model")
+    (lstm,) = [one for one in graph.operations if isinstance(one, Lstm)]
+    top = 2 ** (bits - 1) - 1
+    assert [np.max(np.abs(kernel)) for kernel in lstm.kernels] == [top, top]
+
+
+@pytest.mark.thorough
+def test_a_kit_of_an_lstm_begins_again_with_each_image(tmp_path):
+    quantized, values = _quantized(L.LSTM(4))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    kit = write_kit(path, values[:5], tmp_path / "kit.zip", codes=True)
+    done = checked_here(unpacked(kit.path, tmp_path / "kit"), tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"0 of {len(kit.compared)} tensors differ" in done.stdout
+
+
 def test_gradients_go_through_all_steps():
     tf_keras.utils.set_random_seed(2)
     quantized, values = _quantized(L.LSTM(4))
@@ -174,10 +215,25 @@ def test_other_forms_are_refused_by_name(text):
 def test_a_plan_says_what_an_lstm_becomes():
     read = tf_keras.Input((STEPS, 3))
     x = L.LSTM(4, return_sequences=True, name="states")(L.Dense(3)(read))
-    plan = sat_tf.explain(tf_keras.Model(read, x), 4)
+    plan = sat_tf.explain(tf_keras.Model(read, x), 8)
     (layer,) = [layer for layer in plan.layers if layer.name == "states"]
-    assert "its states, of weights of 8 bits, read by" in layer.activation_reason
-    assert layer.activation.bits == 8
+    assert "its states, read by" in layer.activation_reason
+    assert layer.activation.bits == layer.weights.bits == 8
+    plan = sat_tf.explain(tf_keras.Model(read, x), sat_tf.BitPolicy.mobile(4))
+    assert plan["states"].weights.bits == 4
+
+
+@pytest.mark.thorough
+def test_a_model_of_an_lstm_alone_is_quantized_and_its_size_foreseen(tmp_path):
+    read = tf_keras.Input((STEPS, 3))
+    model = tf_keras.Model(read, L.LSTM(4, name="states")(read))
+    values = np.random.default_rng(3).normal(size=(32, STEPS, 3)).astype(np.float32)
+    policy = sat_tf.BitPolicy.mobile(4, input_type="int8")
+    plan = sat_tf.explain(model, policy)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values, progress=False)
+    path = tmp_path / "model.tflite"
+    proved(quantized, path, values[:4])
+    assert plan.bytes == pytest.approx(path.stat().st_size, rel=0.1)
 
 
 def test_sequences_of_open_length_are_refused_by_name():
