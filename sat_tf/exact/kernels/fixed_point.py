@@ -18,7 +18,7 @@ import numpy as np
 _MANTISSA_BITS = 31
 _SMALLEST_EXPONENT = -31
 # Sums and differences are taken with this many more bits.
-SUM_BITS = 20
+SUM_BITS, WIDE_SUM_BITS = 20, 15  # of codes of 8 and of 16 bits
 
 
 class Multipliers(NamedTuple):
@@ -125,7 +125,12 @@ def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
 
 
 def summed(
-    terms: Terms, scales: list[np.float32], output: np.float32, *, difference: bool = False
+    terms: Terms,
+    scales: list[np.float32],
+    output: np.float32,
+    *,
+    difference: bool = False,
+    bits: int = SUM_BITS,
 ) -> np.ndarray:
     """Returns the codes of a sum, or a difference, of two tensors.
 
@@ -133,10 +138,10 @@ def summed(
     brought to the scale of the output in the same way.
     """
     augend, addend = (
-        rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
+        rounded_twice_away(codes.astype(np.int64) << bits, multiplier)
         for codes, multiplier in zip(terms, summand_multipliers(scales), strict=True)
     )
-    return sum_as_codes(augend - addend if difference else augend + addend, scales, output)
+    return sum_as_codes(augend - addend if difference else augend + addend, scales, output, bits)
 
 
 def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
@@ -145,10 +150,12 @@ def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
     return [fixed_point(float(scale) / widest) for scale in scales]
 
 
-def sum_as_codes(total: np.ndarray, scales: list[np.float32], output: np.float32) -> np.ndarray:
-    """Returns sums with 20 more bits as codes."""
-    widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
-    return rescaled(total, widest / float(bits * output))
+def sum_as_codes(
+    total: np.ndarray, scales: list[np.float32], output: np.float32, bits: int = SUM_BITS
+) -> np.ndarray:
+    """Returns sums with 20 more bits, or as many as given, as codes."""
+    widest, unit = 2.0 * float(max(scales)), np.float32(1 << bits)
+    return rescaled(total, widest / float(unit * output))
 
 
 def rounded_away(values: np.ndarray) -> np.ndarray:

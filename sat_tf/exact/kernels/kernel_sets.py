@@ -9,6 +9,7 @@ import functools
 import math
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,10 @@ class KernelSet:
     # Codes on another scale, from these, their scale and that of the output.
     rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
     gates: Gates  # The rounding of an LSTM.
+
+    def on(self, bits: int) -> "KernelSet":
+        """Returns the kernels that its runtime has for codes of 8 or of 16 bits."""
+        return _WIDE[self.name] if bits == 16 else self
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
@@ -323,6 +328,41 @@ ARM = dataclasses.replace(
 
 _ROWS = X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO, TOSA
 KERNEL_SETS: dict[str, KernelSet] = {row.name: row for row in _ROWS}
+
+
+# -- codes of 16 bits ------------------------------------------------------------------------------
+# XNNPACK takes none. The builtin kernels for them have no vectors, except for sums.
+
+
+def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
+    """Returns a row for 16 bits: its sums have 15 more bits, and its linear sums 64 in all."""
+    return dataclasses.replace(
+        REFERENCE,
+        name=kernels.name,
+        title=kernels.title,
+        **{
+            "linear": lambda work, sums, scales: (
+                fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+                if work.operator == "FULLY_CONNECTED"
+                else _products(sums, wide_multipliers(*scales), fixed_point.rounded_in_int64)
+            ),
+            "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
+            **rules,
+        },
+    )
+
+
+_WIDE: dict[str, KernelSet] = {
+    kernels.name: _wide(kernels)
+    for kernels in _ROWS
+} | {
+    MICRO.name: _wide(
+        MICRO,
+        linear=lambda work, sums, scales: _products(
+            sums, _multipliers(work, scales), fixed_point.rounded_in_int64
+        ),
+    )
+}
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
 XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)

@@ -182,7 +182,7 @@ def _with_states(graph: Graph, states: Any) -> Graph:
 
 
 # The types of inputs that are codes, with the smallest and the largest zero point.
-_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127)}
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (0, 0)}
 
 
 def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
@@ -196,7 +196,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         if not (is_grid and np.isfinite(scales[0]) and scales[0] > 0):
             raise NotUnderstoodError(
                 f"its input is {image.type} with the scales {first_ones(scales)} and the zero "
-                f"points {first_ones(points)}, expected one of each, of UINT8 or INT8"
+                f"points {first_ones(points)}, expected one of each, of {', '.join(_INPUT_TYPES)}"
             )
     progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
@@ -274,6 +274,8 @@ def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
     if is_own:
         reading[0].expect_own_form(view)
     _add(reading, view)
+    if problem := reading[0].bits_problem(Graph("", progress.tensors, (), (), "")):
+        raise NotUnderstoodError(problem)
     return reading[0]
 
 
@@ -336,7 +338,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
     progress = Progress(contents.inputs)
     reasons: dict[str, str] = {}
     for image in contents.inputs:
-        if image.type == "INT8":
+        if image.type in ("INT8", "INT16"):
             _note(image, progress)
     for operator in contents.operators:
         for place, output in enumerate(operator.outputs):

@@ -9,11 +9,18 @@ import numpy as np
 
 from sat_tf.exact.kernels.kernel_sets import LinearWork, narrow_multipliers, wide_multipliers
 from sat_tf.exact.operations import windows
-from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
+from sat_tf.exact.operations.operation import (
+    WIDE_ALIKE,
+    Basis,
+    Made,
+    Operation,
+    Portability,
+    stored_codes,
+)
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
+from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Storage, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
 _INT32 = 2**31 - 1
@@ -72,6 +79,10 @@ class Linear(Operation):
     def is_builtin(self) -> bool:
         """Whether XNNPACK leaves it to the builtin kernels, as packed convolutions."""
         return self.storage is not Storage.INT8 and not self.is_product
+
+    @property
+    def takes_wide(self) -> bool:
+        return True
 
     @property
     def takes_one_image(self) -> bool:
@@ -164,6 +175,8 @@ class Linear(Operation):
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
+        if graph.codes(self.output).bits == WIDE:
+            return Portability(Basis.RULE, WIDE_ALIKE)
         if not self.is_builtin:
             return super().portability_of_codes(graph)
         why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
@@ -184,12 +197,17 @@ class Linear(Operation):
             products = windows.products(source, self.real_kernel, self.kind, self.window)
             return np.asarray(products + self.bias.astype(np.float32), np.float32)
         zero_point = graph.codes(self.inputs[0]).zero_point
-        sums = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
+        if graph.codes(self.inputs[0]).bits == WIDE:
+            sums = windows.products(
+                source.astype(exact), self.kernel.astype(exact), self.kind, self.window, exact=True
+            )
+        else:
+            sums = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
         accumulated = sums.astype(exact) + self.bias
-        products = graph.kernels.linear(self.work(graph), accumulated, scales)
+        products = graph.kernels.on(output.bits).linear(self.work(graph), accumulated, scales)
         return stored_codes(products, output)
 
     def work(self, graph: Tensors) -> LinearWork:
@@ -238,7 +256,8 @@ class Linear(Operation):
         else:
             source, output = (writer.graph.codes(name) for name in (self.inputs[0], self.output))
             bias_scales = (source.scale * scales).astype(np.float32)
-            bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.int32), bias_scales)
+            biases = self.bias.astype(np.int64 if source.bits == WIDE else np.int32)
+            bias = writer.constant(f"{self.output}/bias", biases, bias_scales)
             options |= fused_activation(output)
         reads: list[int | str] = [*self.inputs, weights, bias]
         if self.kind is LinearKind.TRANSPOSED:
@@ -297,7 +316,8 @@ class Linear(Operation):
             linear_kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
         bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
         if has_bias:
-            bias = operator.constant(2, "FLOAT32" if real else "INT32")
+            is_wide = codes is not None and codes.bits == WIDE
+            bias = operator.constant(2, "FLOAT32" if real else "INT64" if is_wide else "INT32")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
         window = WHOLE

@@ -75,6 +75,7 @@ def on_codes(
         array.astype(np.int64) - grid.zero_point for array, grid in zip(stored, grids, strict=True)
     )
     left_scale, right_scale = (grid.scale for grid in grids)
+    kernels = kernels.on(output.bits)
     if kind is Pointwise.PRODUCT:
         rounded = kernels.product(left_codes * right_codes, (left_scale, right_scale), output.scale)
     else:
@@ -109,6 +110,10 @@ class Pair(shared.Operation):
     @property
     def operators(self) -> tuple[str, ...]:
         return (self.kind.value,)
+
+    @property
+    def takes_wide(self) -> bool:
+        return self.constant is None
 
     def title(self, graph: Tensors) -> str:
         return f"float {self.kind.value}" if self.is_float(graph) else self.kind.value
