@@ -352,17 +352,19 @@ def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
     )
 
 
-_WIDE: dict[str, KernelSet] = {
-    kernels.name: _wide(kernels)
-    for kernels in _ROWS
-} | {
-    MICRO.name: _wide(
+_WIDE_ROWS = (
+    *(_wide(kernels, quantized=BUILTIN_X86.quantized) for kernels in (X86, ARM, ARM_UNFUSED)),
+    *(_wide(kernels, quantized=kernels.quantized) for kernels in (BUILTIN_X86, BUILTIN_ARM)),
+    *map(_wide, (REFERENCE, TOSA)),
+    _wide(
         MICRO,
         linear=lambda work, sums, scales: _products(
             sums, _multipliers(work, scales), fixed_point.rounded_in_int64
         ),
-    )
-}
+        product=MICRO.product,
+    ),
+)
+_WIDE = {row.name: row for row in _WIDE_ROWS}
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
 XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)

@@ -314,10 +314,12 @@ class Linear(Operation):
                 keeps_dimensions = keeps
         if pixelwise:
             linear_kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
+        is_wide = codes is not None and codes.bits == WIDE
         bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
         if has_bias:
-            is_wide = codes is not None and codes.bits == WIDE
             bias = operator.constant(2, "FLOAT32" if real else "INT64" if is_wide else "INT32")
+        elif is_wide:
+            raise NotUnderstoodError("it has no bias, whose type kernels of 16 bits go by")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
         window = WHOLE

@@ -11,7 +11,12 @@ from sat_tf.exact.operations.operation import SELECTED, Call, Row, Settings, Wri
 
 
 def _move(
-    name: str, function: Callable[..., Any], *options: str, pads: bool = False, **fields: Any
+    name: str,
+    function: Callable[..., Any],
+    *options: str,
+    pads: bool = False,
+    takes_wide: bool = True,
+    **fields: Any,
 ) -> Row:
     """Returns the row of an operator that is a function of its operands, in order, and options.
 
@@ -24,7 +29,7 @@ def _move(
             settings["zero"] = call.made.zero_point if call.made else 0.0
         return function(*call.arrays, **settings)
 
-    return Row(name, rule, options, SELECTED, pads=pads, **fields)
+    return Row(name, rule, options, SELECTED, pads=pads, takes_wide=takes_wide, **fields)
 
 
 def _slice(values: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -189,12 +194,14 @@ ROWS = (
         "DEPTH_TO_SPACE",
         _depth_to_space,
         "blockSize",
+        takes_wide=False,
         written=Written(1, "DepthToSpaceOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(
         "SPACE_TO_DEPTH",
         _space_to_depth,
         "blockSize",
+        takes_wide=False,
         written=Written(2, "SpaceToDepthOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(

@@ -361,6 +361,7 @@ class Row(NamedTuple):
     makes_several: bool = False
     of_one_value: bool = False  # Whether each code depends on one code, so that all can be tried.
     pads: bool = False  # Whether it puts zeros around the values.
+    takes_wide: bool = False  # Whether it has kernels for codes of 16 bits, and the rule is theirs.
     grid: Codes | None = None  # The grid of the output, where TFLite fixes it.
     written: Written | None = None  # The form in sat-tf's files; None for other tools' operators.
     # Why its kernels do not take the scales of its input and output, with the fix.

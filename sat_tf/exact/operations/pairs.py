@@ -14,7 +14,7 @@ from sat_tf.exact.operations import operation as shared
 from sat_tf.exact.operations.operation import Basis, Constant, Made, Portability, stored_codes
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of
-from sat_tf.exact.tflite.tensors import Codes, Tensors
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation
 
 _Operand = TypeVar("_Operand")
@@ -52,6 +52,8 @@ class Pointwise(enum.Enum):
         return np.asarray(_FUNCTIONS[self](first, second))
 
 
+# Their kernels for 16 bits also have a form for powers of two, which files ask for by default.
+_WITH_SHIFTS = (Pointwise.SUM, Pointwise.DIFFERENCE)
 _FUNCTIONS = {
     Pointwise.MAXIMUM: np.maximum,
     Pointwise.MINIMUM: np.minimum,
@@ -113,7 +115,7 @@ class Pair(shared.Operation):
 
     @property
     def takes_wide(self) -> bool:
-        return self.constant is None
+        return True
 
     def title(self, graph: Tensors) -> str:
         return f"float {self.kind.value}" if self.is_float(graph) else self.kind.value
@@ -188,6 +190,8 @@ class Pair(shared.Operation):
             index = writer.constant(name, self.constant.values, *quantization)
         codes = writer.graph.tensors[self.output].codes
         options = {} if self.kind.selects else fused_activation(codes)
+        if codes and codes.bits == WIDE and self.kind in _WITH_SHIFTS:
+            options["potScaleInt16"] = False
         writer.operator(self.kind.operator, self._with(self.inputs, index), self.output, **options)
 
     @classmethod
@@ -198,6 +202,9 @@ class Pair(shared.Operation):
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         pointwise = Pointwise(operator.name)
+        is_wide = operator.output.type == "INT16" and pointwise in _WITH_SHIFTS
+        if is_wide and operator.option("potScaleInt16"):
+            raise NotUnderstoodError("its scales are powers of two, for which it has other kernels")
         codes = operator.selected_codes() if pointwise.selects else operator.fused_codes()
         names, constants = [], []
         for index in (0, 1):
@@ -207,7 +214,8 @@ class Pair(shared.Operation):
             if (grid is None) != (codes is None):
                 raise NotUnderstoodError("it combines codes and float values")
             if is_constant:
-                values = operator.constant(index, "FLOAT32" if grid is None else "INT8")
+                type_ = "FLOAT32" if grid is None else f"INT{grid.bits}"
+                values = operator.constant(index, type_)
                 constants.append(Constant(values, grid))
             else:
                 names.append(operator.source(index))

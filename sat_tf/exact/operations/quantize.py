@@ -1,6 +1,7 @@
 """Conversions between codes and real values, and from an image to codes."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -71,6 +72,16 @@ class Quantize(_Conversion):
     """float32 values as codes; values beyond the range saturate."""
 
     rounds = True
+
+    def bits_problem(self, graph: Tensors) -> str | None:
+        """See `Operation`: kernels take 8 values at once, which must be of one image."""
+        tensor = graph.tensors[self.output]
+        if tensor.codes is None or tensor.codes.bits != WIDE or math.prod(tensor.shape) % 8 == 0:
+            return None
+        return (
+            f"received {math.prod(tensor.shape)} float values that become codes of 16 bits, "
+            "expected a multiple of 8, which kernels take at once"
+        )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: rounded as the kernels do, and saturated."""
