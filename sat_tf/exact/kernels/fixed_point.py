@@ -242,14 +242,17 @@ def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
 
 
 def summed_in_blocks(
-    summands: list[np.ndarray], scales: list[np.float32], output_scale: np.float32
+    summands: list[np.ndarray],
+    scales: list[np.float32],
+    output_scale: np.float32,
+    bits: int = SUM_BITS,
 ) -> np.ndarray:
     """Returns the codes of a sum of two tensors, images on the first axis.
 
     In a block, a summand is shifted before its product, which is then rounded once; where a summand
     is one value throughout, the shift comes after the product, and rounds down.
     """
-    plain = summed(summands, scales, output_scale)
+    plain = summed(summands, scales, output_scale, bits=bits)
     length, is_one_value = stretch(*(codes.shape[1:] for codes in summands))
     size = _SUMS_WITH_ONE_VALUE if is_one_value else _SUMS
     if length < size:
@@ -258,11 +261,11 @@ def summed_in_blocks(
     for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True):
         wide, right = codes.astype(np.int64), multiplier.right
         if is_one_value:
-            product = high_product(wide << SUM_BITS, multiplier.mantissas) >> right
+            product = high_product(wide << bits, multiplier.mantissas) >> right
         else:
-            product = high_product(wide << np.maximum(SUM_BITS - right, 0), multiplier.mantissas)
+            product = high_product(wide << np.maximum(bits - right, 0), multiplier.mantissas)
         total = total + product
-    blocks = sum_as_codes(np.asarray(total), scales, output_scale)
+    blocks = sum_as_codes(np.asarray(total), scales, output_scale, bits)
     places = np.arange(math.prod(plain.shape[1:])) % length
     in_block = in_blocks(length, size)[places].reshape(plain.shape[1:])
     return np.where(in_block, blocks, plain)

@@ -331,7 +331,21 @@ KERNEL_SETS: dict[str, KernelSet] = {row.name: row for row in _ROWS}
 
 
 # -- codes of 16 bits ------------------------------------------------------------------------------
-# XNNPACK takes none. The builtin kernels for them have no vectors, except for sums.
+# XNNPACK takes none. The builtin kernels for them have vectors for quantization and for sums of two
+# tensors of one shape.
+
+
+def _wide_sums(
+    summands: list[np.ndarray],
+    scales: list[np.float32],
+    output: np.float32,
+    *,
+    difference: bool = False,
+) -> np.ndarray:
+    bits = fixed_point.WIDE_SUM_BITS
+    if difference or summands[0].shape[1:] != summands[1].shape[1:]:
+        return fixed_point.summed(summands, scales, output, difference=difference, bits=bits)
+    return fixed_point.summed_in_blocks(summands, scales, output, bits)
 
 
 def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
@@ -353,8 +367,10 @@ def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
 
 
 _WIDE_ROWS = (
-    *(_wide(kernels, quantized=BUILTIN_X86.quantized) for kernels in (X86, ARM, ARM_UNFUSED)),
-    *(_wide(kernels, quantized=kernels.quantized) for kernels in (BUILTIN_X86, BUILTIN_ARM)),
+    *(
+        _wide(kernels, quantized=BUILTIN_X86.quantized, summed=_wide_sums)
+        for kernels in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM)
+    ),
     *map(_wide, (REFERENCE, TOSA)),
     _wide(
         MICRO,

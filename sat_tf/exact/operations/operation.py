@@ -168,6 +168,10 @@ class Operation(abc.ABC):
         """Returns why its kernel does not take its scales, with the fix; None where it does."""
         return None
 
+    def takes_blocks(self, graph: Tensors) -> bool:
+        """Whether its kernels take blocks of values that reach from one image into the next."""
+        return False
+
     @property
     def takes_wide(self) -> bool:
         """Whether its rules are those of kernels for codes of 16 bits, too."""

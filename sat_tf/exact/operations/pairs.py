@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -25,6 +26,9 @@ _LARGEST_SUMMAND = 256.0
 # XNNPACK leaves products to kernels with another rounding where the codes of a product are worth
 # less than this many output codes, or `_LARGEST_SUMMAND` or more.
 _SMALLEST_PRODUCT = 2.0**-16
+# The same for codes of 16 bits, whose products fill 31 bits; and the factor between scales of
+# summands, beyond which kernels would shift the smaller one away.
+_WIDE_PRODUCTS, _WIDEST = (2.0**-30, 1.0), 2.0**14
 
 
 class Pointwise(enum.Enum):
@@ -139,13 +143,21 @@ class Pair(shared.Operation):
         if self.is_float(graph) or self.kind.selects:
             return None
         output, scales = graph.codes(self.output), [grid.scale for grid in self._grids(graph)]
+        is_wide = output.bits == WIDE
+        if is_wide and self.kind is not Pointwise.PRODUCT and max(scales) > _WIDEST * min(scales):
+            return (
+                f"received a sum of tensors whose scales are {max(scales):.4g} and "
+                f"{min(scales):.4g}, expected them within a factor of {_WIDEST:g}, as kernels for "
+                "16 bits do; call sat_tf.calibrate, or give the layer 8 bits."
+            )
         if self.kind is Pointwise.PRODUCT:
             multiplier = float(product_multiplier(scales[0], scales[1], output.scale))
-            if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+            smallest, largest = _WIDE_PRODUCTS if is_wide else (_SMALLEST_PRODUCT, _LARGEST_SUMMAND)
+            if smallest <= multiplier < largest:
                 return None
             return (
                 f"received a product whose codes are worth {multiplier:.4g} output codes, expected "
-                f"at least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping "
+                f"at least {smallest:.4g} and less than {largest:g}; a clipping "
                 "level is far from its values: call sat_tf.calibrate, or train longer."
             )
         largest = max(float(scale / output.scale) for scale in scales)
@@ -157,8 +169,16 @@ class Pair(shared.Operation):
             "small: call sat_tf.calibrate, or train longer."
         )
 
+    def takes_blocks(self, graph: Tensors) -> bool:
+        """See `Operation`: kernels for sums of 16 bits take 16 values at once."""
+        codes = graph.tensors[self.output].codes
+        is_sum = self.kind is Pointwise.SUM and codes is not None and codes.bits == WIDE
+        return is_sum and bool(math.prod(graph.tensors[self.output].shape) % 16)
+
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every product of two codes is known."""
+        if graph.codes(self.output).bits == WIDE and not self.kind.selects:
+            return Portability(Basis.RULE, shared.WIDE_ALIKE)
         if self.kind is not Pointwise.PRODUCT:
             return Portability(Basis.RULE, shared.SELECTED if self.kind.selects else SUMS_ALIKE)
         grids, output = self._grids(graph), graph.codes(self.output)

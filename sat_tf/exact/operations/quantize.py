@@ -73,15 +73,10 @@ class Quantize(_Conversion):
 
     rounds = True
 
-    def bits_problem(self, graph: Tensors) -> str | None:
-        """See `Operation`: kernels take 8 values at once, which must be of one image."""
-        tensor = graph.tensors[self.output]
-        if tensor.codes is None or tensor.codes.bits != WIDE or math.prod(tensor.shape) % 8 == 0:
-            return None
-        return (
-            f"received {math.prod(tensor.shape)} float values that become codes of 16 bits, "
-            "expected a multiple of 8, which kernels take at once"
-        )
+    def takes_blocks(self, graph: Tensors) -> bool:
+        """See `Operation`: kernels for 16 bits take 8 values at once."""
+        is_wide = graph.codes(self.output).bits == WIDE
+        return is_wide and bool(math.prod(graph.tensors[self.output].shape) % 8)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: rounded as the kernels do, and saturated."""
