@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sat_tf.core.grid import WIDE_BITS
 from sat_tf.exact.targets.processors import DEFAULT_TARGET
 from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.graph import layer_kinds
@@ -47,6 +48,8 @@ _SATURATE_AT_8_BITS = (
 )
 # The bits of the codes that an LSTM's kernel reads and makes.
 _BITS_OF_STATES = 8
+# Layers without kernels for codes of 16 bits.
+_OF_8_BITS = (Role.FUNCTION, Role.MATRIX_PRODUCT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +158,16 @@ def place(
             starts[name] = _start(roles, demands, spreads, node, grid.bits, problems)
             outputs[name] = starts[name].quantizer
     problems += _unclipped_streams(roles, demands, outputs)
+    problems += _without_wide_kernels(roles, demands, outputs)
     for node in network if roles.quantize_activations else ():
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:
             continue  # the tensor has the 8 bits of an input
         is_code = maker in of_states | tables
         is_code |= maker in network.inputs and maker not in roles.kept
-        carried = 8 if is_code else getattr(outputs.get(maker), "num_bits", None)
+        output = outputs.get(maker)
+        bits_made = None if output is None or output.observes_range else output.num_bits
+        carried = 8 if is_code else bits_made
         for (bits, tensor), readers in _coarser_readers(roles, node, maker in streams).items():
             if carried is None or carried > bits:
                 called = f"{as_layer_name(tensor)}_to_{bits}_bits"
@@ -331,7 +337,21 @@ def _observer(
     smooth = any(not layer_kinds.is_softmax(roles.network[name].layer) for name in at_end)
     trained = smooth or bool(kinds & FLOATS)
     rounds = (trained or bool(kinds & INTEGERS)) and _makes_codes(roles, node, outputs)
-    return table.make_range_observer(rounds=rounds, trains_float=rounds and not trained)
+    bits = WIDE_BITS if _is_of_wide(roles, node, outputs) else 8
+    return table.make_range_observer(
+        rounds=rounds, trains_float=rounds and not trained, num_bits=bits
+    )
+
+
+def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
+    """Whether a layer is computed from codes of 16 bits, and so are those before it in its file."""
+    for name in node.inputs:
+        maker = roles.network[roles.origin(name)]
+        output = outputs.get(maker.name)
+        is_wide = output.num_bits == WIDE_BITS if output else _is_of_wide(roles, maker, outputs)
+        if is_wide and roles.of[maker.name] is not Role.OPAQUE:
+            return True
+    return False
 
 
 def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
@@ -411,7 +431,7 @@ def _unclipped_streams(
 ) -> Iterator[str]:
     """Refuses signed streams of fewer than 8 bits that no fused activation can clip."""
     for name, quantizer in outputs.items():
-        if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits == 8:
+        if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits >= 8:
             continue
         is_signed = quantizer.is_symmetric and not quantizer.is_unit
         readers = [reader for reader in demands.of[name] if reader]
@@ -429,6 +449,26 @@ def _unclipped_streams(
                 f"received stream_bits={quantizer.num_bits} for a tensor that can be negative and "
                 "that a sum, a mean or the output makes or reads, expected 8, where int8 itself "
                 "saturates; set stream_bits=8, or override it for this layer.",
+            )
+
+
+def _without_wide_kernels(
+    roles: Roles, demands: Demands, outputs: Mapping[str, protocol.Quantizer]
+) -> Iterator[str]:
+    """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
+    for name, quantizer in outputs.items():
+        if quantizer.num_bits != WIDE_BITS:
+            continue
+        layers = [name, *(reader for reader in demands.of[name] if reader)]
+        without = [layer for layer in layers if roles.of[layer] in _OF_8_BITS]
+        if without:
+            called = ", ".join(dict.fromkeys(without))
+            yield LayerMessage(
+                name,
+                f"received 16 bits for what {called} makes or reads, expected 8, as no kernel "
+                "computes this function in 16; give the layers that read it 8 bits, as "
+                f"BitPolicy(overrides={{...: {{'activation_bits': 8}}}}), and {name} itself "
+                "stream_bits=8, or use another function, such as ReLU.",
             )
 
 

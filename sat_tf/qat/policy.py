@@ -12,7 +12,7 @@ from pydantic_core import ArgsKwargs
 
 from sat_tf.core.dorefa import RESCALINGS
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid import is_bits
+from sat_tf.core.grid import WIDE_BITS, is_bits
 from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS, Processor
 from sat_tf.exact.tflite.input_range import (
     INPUT_TYPES,
@@ -31,6 +31,7 @@ from sat_tf.qat.policy_fields import (
     GRID_NAMES,
     OLD_INPUT_RANGE,
     UNSTATED_RANGE,
+    ActivationBits,
     Frozen,
     InputType,
     KernelFields,
@@ -41,7 +42,9 @@ from sat_tf.qat.policy_fields import (
     Range,
     Rate,
     States,
+    StreamBits,
     bits,
+    bits_of_activations,
     kernel_fields,
     pair_problems,
     plain_numbers,
@@ -49,6 +52,7 @@ from sat_tf.qat.policy_fields import (
     warn_of,
 )
 
+_TENSORS = ("activation", "stream")  # those that a layer reads, and makes
 # The bits of the command, and of every function of Python, where none are given.
 USUAL_BITS = 8
 
@@ -81,7 +85,8 @@ class BitPolicy:
     Attributes:
         weight_bits: bits of the weights of linear layers, 1 to 8. None clamps and rescales them
             only: the paper's float model. First and last layer follow it then.
-        activation_bits: bits of every tensor that enters a linear layer, 1 to 8. None keeps all
+        activation_bits: bits of every tensor that enters a linear layer, 1 to 8, or 16, codes of
+            int16 around 0, which are those of streams and outputs as well then. None keeps all
             activations float, streams included, and leaves rectifiers as they are.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
@@ -102,8 +107,8 @@ class BitPolicy:
             of the tensor it makes. weight_bits=None leaves the table of an Embedding float.
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
-            bottlenecks, inputs and outputs of pooling), 2 to 8. None keeps them float, as the paper
-            does. Those that can be negative have 8 where a sum, a mean or the output makes or reads
+            bottlenecks, inputs and outputs of pooling), 2 to 8, or 16 as with activation_bits. None
+            keeps them float, as the paper does. Those that can be negative have 8 where a sum, a mean or the output makes or reads
             them; fewer are refused, because only int8 itself saturates there.
         requantize_streams: False: linear layers read streams as they are, at stream bits, which
             costs nothing in the file and keeps what few bits would lose. True: they read them
@@ -159,9 +164,13 @@ class BitPolicy:
     """
 
     weight_bits: Annotated[int | None, bits("not rounded")] = 4
-    activation_bits: Annotated[int | None, bits("activations stay float")] = 4
+    activation_bits: Annotated[
+        ActivationBits | None, bits_of_activations("activations stay float")
+    ] = 4
     first_last_weight_bits: Annotated[int | None, bits("same as weight_bits")] = 8
-    stream_bits: Annotated[int | None, bits("streams stay float", fewest=2)] = 8
+    stream_bits: Annotated[
+        StreamBits | None, bits_of_activations("streams stay float", fewest=2)
+    ] = 8
     requantize_streams: bool = False
     weight_grid: Annotated[str, one_of(GRID_NAMES)] = "packed"
     first_last_weight_grid: Annotated[
@@ -277,6 +286,9 @@ class BitPolicy:
         (8, 'auto')
         """
         fields = self._given(layer_name, annotation)
+        reads, makes = ({**self._all_fields(), **fields}[f"{of}_bits"] for of in _TENSORS)
+        if reads == WIDE_BITS and makes is not None:  # kernels that read int16 make it
+            fields["stream_bits"] = WIDE_BITS
         if not fields and not end:
             return self
         if "weight_bits" in fields or end:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator
 
@@ -111,6 +111,11 @@ def bits(none: str, *, fewest: int = 1) -> Any:
     return Field(ge=fewest, le=8, description=expected)
 
 
+def bits_of_activations(none: str, *, fewest: int = 1) -> Any:
+    """Returns the mark of bits of activations, which can be None, and what that means."""
+    return Field(description=f"an integer from {fewest} to 8, 16, or None ({none})")
+
+
 def _options(value: Any) -> Frozen:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("expected a mapping of the quantizer's options by name")
@@ -170,6 +175,9 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in values.items()}
 
 
+# Bits of activations: those of codes in int8, or those of int16.
+ActivationBits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16]
+StreamBits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Number = Annotated[int | float, Field(gt=0, le=LARGEST)]
 _POSITIVE = f"a positive number up to {LARGEST:g}"
 Rate = Annotated[Number, Field(description=f"{_POSITIVE}: 1 is the learning rate of the weights")]

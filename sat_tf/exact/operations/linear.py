@@ -23,7 +23,9 @@ from sat_tf.exact.tflite.operator_view import OperatorView
 from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Storage, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
-_INT32 = 2**31 - 1
+_INT32, _INT48 = 2**31 - 1, 2**47 - 1
+# Kernels for 16 bits take multipliers below this.
+_LARGEST_WIDE_MULTIPLIER = 128.0
 
 _DEQUANTIZE = Operator("DEQUANTIZE", 2, "DequantizeOptions")
 _OPERATORS = {
@@ -99,9 +101,10 @@ class Linear(Operation):
         """Whether its operator in the file is a matrix product."""
         return self.operator_kind is LinearKind.FULLY_CONNECTED
 
-    @property
-    def largest_sum(self) -> int:
-        """The magnitude that sum and bias may reach together before its kernel overflows."""
+    def largest_sum(self, source: Codes) -> int:
+        """Returns the magnitude of sum and bias, of codes on a grid, from which it overflows."""
+        if source.bits == WIDE:
+            return _INT48
         # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around silently.
         shifted = self.storage is Storage.INT4 and not self.is_builtin
         return _INT32 >> (4 if shifted else 0)
@@ -111,6 +114,18 @@ class Linear(Operation):
         widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
         magnitudes = np.abs(self.kernel.astype(np.int64))
         return np.asarray(np.sum(magnitudes, axis=self.inner_axes) * widest)
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        if self.real or graph.codes(self.output).bits != WIDE:
+            return None
+        largest = float(np.max(requantization_multipliers(graph, self)))
+        if largest < _LARGEST_WIDE_MULTIPLIER:
+            return None
+        return (
+            f"received weights of which one unit is up to {largest:.4g} output codes of 16 bits, "
+            f"expected less than {_LARGEST_WIDE_MULTIPLIER:g}; a normalization or a clipping level "
+            "has diverged: call sat_tf.calibrate, or go back to an earlier checkpoint."
+        )
 
     @property
     def channel_axis(self) -> int:
@@ -351,7 +366,7 @@ class Linear(Operation):
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
         if source_codes is not None:
             sums = operation.largest_sums(source_codes) + np.abs(operation.bias)
-            if np.max(sums, initial=0) > operation.largest_sum:
+            if np.max(sums, initial=0) > operation.largest_sum(source_codes):
                 raise NotUnderstoodError("its sums and biases may overflow in kernels")
         return operation, codes
 
@@ -397,7 +412,8 @@ def map_linear(
 def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
     """Returns the output codes of one accumulator unit in each channel, as its kernel has them."""
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
-    multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
+    is_builtin = linear.is_builtin or output.bits == WIDE
+    multipliers = wide_multipliers if is_builtin else narrow_multipliers
     return multipliers(source.scale, linear.scales, output.scale)
 
 

@@ -435,7 +435,7 @@ class _Tracer:
             if layer_kinds.rectifies(layer):
                 ceiling = layer_kinds.rectifier_ceiling(layer)
                 low, high = 0.0, high if ceiling is None else min(high, ceiling)
-            codes = range_codes(low, high)
+            codes = range_codes(low, high, getattr(quantizer, "num_bits", 8))
             if isinstance(draft, LinearDraft):
                 draft = draft.seen_within(low, high)
         elif rounds_to_input(node.layer) and layers.is_fixed(node):
