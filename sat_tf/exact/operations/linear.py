@@ -24,6 +24,9 @@ from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Storage, Tensors, Wi
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
 _INT32, _INT48 = 2**31 - 1, 2**47 - 1
+# The share of codes of 16 bits that rounding multipliers to 15 may move, where all codes occur: the
+# largest moves by half a code at most.
+_SHARE_OF_WIDE = 0.25
 # Kernels for 16 bits take multipliers below this.
 _LARGEST_WIDE_MULTIPLIER = 128.0
 
@@ -187,6 +190,11 @@ class Linear(Operation):
         transposed = self.kind is LinearKind.TRANSPOSED
         shape = graph.tensors[self.inputs[0] if transposed else self.output].shape
         return math.prod(shape[:-1]) * int(self.kernel.size)
+
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: multipliers for 16 bits have 15, and training has all of a scale's."""
+        is_wide = not self.real and graph.codes(self.output).bits == WIDE
+        return _SHARE_OF_WIDE if is_wide and not self.is_product else 0.0
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""

@@ -154,6 +154,7 @@ _LARGEST_MULTIPLIER = 255.0
 # A sum of 2^31 times this is half an output code.
 _SMALLEST_MULTIPLIER = 2.0**-32
 _INT32 = 2**31 - 1
+_WIDE_MANTISSA = 15  # bits of a multiplier for codes of 16 bits
 # The number of weights of a network whose file has megabytes.
 _LARGE_NETWORK = 2**20
 # XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
@@ -279,10 +280,16 @@ def _rounded(graph: Graph, linear: Linear) -> Linear:
     """Rounds scales and biases; a bias whose products overflow becomes the smallest equivalent.
 
     That bias is larger than every sum, so that its channel always gives its lowest or highest code.
+    Kernels of convolutions of 16 bits round multipliers to 15: scales are those of such ones.
     """
-    source = float(graph.codes(linear.inputs[0]).scale)
-    largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).scale) / source
+    source, output = float(graph.codes(linear.inputs[0]).scale), graph.codes(linear.output)
+    largest = _LARGEST_MULTIPLIER * float(output.scale) / source
     scales = np.minimum(linear.scales, largest).astype(np.float32)
+    if output.bits == WIDE and not linear.is_product:
+        ratio = float(output.scale) / source
+        fractions, exponents = np.frexp(scales / ratio)
+        whole = np.rint(np.ldexp(fractions, _WIDE_MANTISSA))
+        scales = (np.ldexp(whole, exponents - _WIDE_MANTISSA) * ratio).astype(np.float32)
     units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
     bias = np.rint(linear.bias / units).astype(int)
     rounded = dataclasses.replace(linear, scales=scales, bias=bias)
