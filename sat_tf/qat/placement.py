@@ -304,9 +304,11 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     saturates = role in _SATURATE_AT_8_BITS
     if native is not None:
         saturates = reach.lowest is None or reach.share > 0.0
+    readers = [roles.policies[r] for r, demand in demands.of[name].items() if demand == "linear"]
+    bits = max((policy.activation_bits or 0 for policy in readers), default=0)
+    if bits == WIDE_BITS and stream_bits and not floats:  # whatever else reads it
+        return _Grid(bits, is_stream=True)
     if kinds == {"linear"} and not (saturates and roles.ranges.is_negative(name)):
-        readers = [roles.policies[reader] for reader in demands.of[name] if reader]
-        bits = max(policy.activation_bits or 0 for policy in readers)
         as_it_is = not all(policy.requantize_streams for policy in readers)
         is_stream = role in _STREAMS and not layer_kinds.rectifies(node.layer)
         if stream_bits and is_stream and as_it_is:
