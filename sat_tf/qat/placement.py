@@ -162,7 +162,7 @@ def place(
     for node in network if roles.quantize_activations else ():
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:
-            continue  # the tensor has the 8 bits of an input
+            continue  # the tensor has the bits of an input
         is_code = maker in of_states | tables
         is_code |= maker in network.inputs and maker not in roles.kept
         output = outputs.get(maker)
@@ -346,7 +346,10 @@ def _observer(
 
 
 def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
-    """Whether a layer is computed from codes of 16 bits, and so are those before it in its file."""
+    """Whether a file computes the output of a layer, or of those that it absorbs, in 16 bits."""
+    is_linear = roles.of[node.name] is Role.LINEAR
+    if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
+        return True
     for name in node.inputs:
         maker = roles.network[roles.origin(name)]
         output = outputs.get(maker.name)
@@ -510,8 +513,14 @@ def _of_inputs(
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
             is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
+            asked = (roles.policies[reader.name] for reader in roles.whole.consumers(tensor))
+            is_wide = any(policy.activation_bits == WIDE_BITS for policy in asked)
+            is_wide &= input_type == "float32" and not is_fixed
             quantizer = table.make_input_quantizer(
-                input_type=input_type, fed_by=output, is_fixed=is_fixed
+                input_type=input_type,
+                fed_by=output,
+                is_fixed=is_fixed,
+                num_bits=WIDE_BITS if is_wide or input_type == "int16" else 8,
             )
             call = "codes"
         config = PlacedConfig(output=quantizer, inserted=True)

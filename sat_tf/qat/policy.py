@@ -147,8 +147,9 @@ class BitPolicy:
             or one of your own; see `sat_tf.configs.activation_quantizer`.
         activation_options: its settings, {"name": value}.
         input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
-            scale and a zero point from data, and "float32", real values that a QUANTIZE in the file
-            makes such codes of, for inputs that are not pictures. {"input name": type} gives each
+            scale and a zero point from data, "int16", codes of 16 bits around 0, and "float32",
+            real values that a QUANTIZE in the file makes such codes of, of 16 bits where a layer
+            reads them with activation_bits=16, for inputs that are not pictures. {"input name": type} gives each
             input its own. None is "uint8", and to `requantize` what the model has. An input that
             only layers left float read stays as it is, unless this or `input_range` speaks of it;
             one whose readers take it for ids, in any case.

@@ -234,7 +234,7 @@ def mean_in_blocks(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -
 
 def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
     """Returns codes of images' float32 values: blocks as XNNPACK rounds, the others by division."""
-    flat = real.reshape(len(real), -1)
+    flat = real.reshape(len(real), math.prod(real.shape[1:]))
     product = np.rint(flat * (np.float32(1.0) / scale))
     divided = rounded_away(flat.astype(np.float64) / np.float64(scale))
     codes = np.where(in_blocks(flat.shape[1], _REALS), product, divided)

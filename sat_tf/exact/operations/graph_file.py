@@ -20,7 +20,7 @@ from sat_tf.exact.tflite import contents as file_contents
 from sat_tf.exact.tflite.contents import Contents, NotUnderstoodError, StoredOperator, StoredTensor
 from sat_tf.exact.tflite.input_range import KEPT_TYPES
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Tensors, is_one_state
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Image, Tensor, Tensors, is_one_state
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import first_ones, printable, shortened
 
@@ -241,7 +241,9 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     """Returns an input of a file as callers see it, once the file's operators are read."""
     shape, dtype = found.shape[1:], found.type.lower()
     if found.scales.size:
-        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=dtype)
+        bits = WIDE if dtype == "int16" else 8
+        grid = found.scales[0], int(found.zero_points[0])
+        return Image(found.name, shape, *grid, type=dtype, bits=bits)
     readers = [operation for operation in progress.operations if found.name in operation.inputs]
     are_numbers = found.holds_numbers or any(reader.reads_numbers for reader in readers)
     if are_numbers or not any(reader.is_simulated for reader in readers):
@@ -249,7 +251,7 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     # Its codes, where the first operation on it quantizes it.
     grids = (progress.tensors[reader.output].codes for reader in readers if reader.is_simulated)
     codes = next(filter(None, grids), Codes(np.float32(1.0 / 128.0), 0))
-    return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype)
+    return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype, bits=codes.bits)
 
 
 def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:

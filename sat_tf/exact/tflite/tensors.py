@@ -167,6 +167,7 @@ class Image:
     # "uint8", "int8" or "int16" for codes of real values, or "float32" for real values themselves;
     # any type of files for values as they are.
     type: str = "uint8"
+    bits: int = 8  # Bits of the codes of real values.
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
         """Returns the Keras model's input for the file's; pixels and codes as float32."""
@@ -212,7 +213,7 @@ class Image:
         """The input as int8 or int16; pixels are stored as pixel - 128."""
         if self.scale is None:
             raise TypeError(f"{self.name}: received an input that is kept, expected codes.")
-        if self.type == "int16":
+        if self.bits == WIDE:
             return Codes.wide(self.scale)
         return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
 

@@ -61,7 +61,7 @@ class Writer:
         for image in graph.images:
             codes = None
             if image.scale is not None and image.type != "float32":
-                codes = Codes(image.scale, image.zero_point)
+                codes = Codes(image.scale, image.zero_point, bits=image.bits)
             self._activation(image.name, image.shape, np.dtype(image.type), codes)
 
     # -- tensors ---------------------------------------------------------------------------------

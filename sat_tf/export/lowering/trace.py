@@ -16,7 +16,7 @@ from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import Activation, Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.tensors import CODE_TYPES, Activation, Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layer_drafts, layers
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -182,13 +182,19 @@ class _Tracer:
 
     def _codes_of_input(self, node: Node) -> Draft:
         """Adds the codes of an input of real values, or of its preprocessing in float."""
-        type_of_input = node.layer.quantize_config.output.input_type
-        codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
+        quantizer = node.layer.quantize_config.output
+        type_of_input, bits = quantizer.input_type, quantizer.num_bits
+        codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)), bits)
         image = next(name for name, holder in input_nodes(self.network).items() if holder is node)
         self.images[image] = Image(
-            image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
+            image,
+            _shape(self.network[image]),
+            codes.scale,
+            codes.zero_point,
+            type=type_of_input,
+            bits=bits,
         )
-        if type_of_input == "int8":
+        if type_of_input in CODE_TYPES:
             shift = ShiftImage((image,), call_name(node))
             return Materialized(self.builder.add(shift, _shape(node), codes))
         draft = self.drafts[node.inputs[0]]
