@@ -22,7 +22,7 @@ from sat_tf.exact.certificate.runtimes import (
     wrong_before,
 )
 from sat_tf.exact.litert.runtime import Runtime, check_loading
-from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph import Graph, wide_tensors
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
 from sat_tf.exact.targets.table import TARGETS, CpuFallback
@@ -429,6 +429,12 @@ def _warnings(graph: Graph, settings: FileSettings, content: bytes) -> Iterator[
             f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
             f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
             "use pack='auto'"
+        )
+    if wide := wide_tensors(graph):
+        yield (
+            f"{len(wide)} tensors have codes of 16 bits, which XNNPACK does not take: LiteRT "
+            "computes them on CPUs with kernels that are many times as slow as those for 8 bits; "
+            "they are for NPUs that take int16, and for the few layers that need them"
         )
     has_untold = graph.float_layers and not any(one_image_only(graph.operations))
     if has_untold and Runtime(content, keep_tensors=False).takes_one_image:

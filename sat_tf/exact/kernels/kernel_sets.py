@@ -371,13 +371,16 @@ _WIDE_ROWS = (
         _wide(kernels, quantized=BUILTIN_X86.quantized, summed=_wide_sums)
         for kernels in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM)
     ),
-    *map(_wide, (REFERENCE, TOSA)),
-    _wide(
-        MICRO,
-        linear=lambda work, sums, scales: _products(
-            sums, _multipliers(work, scales), fixed_point.rounded_in_int64
-        ),
-        product=MICRO.product,
+    _wide(REFERENCE),
+    *(
+        _wide(
+            kernels,
+            linear=lambda work, sums, scales: _products(
+                sums, _multipliers(work, scales), fixed_point.rounded_in_int64
+            ),
+            product=kernels.product,
+        )
+        for kernels in (MICRO, TOSA)
     ),
 )
 _WIDE = {row.name: row for row in _WIDE_ROWS}

@@ -11,7 +11,7 @@ from rich.text import Text
 from sat_tf.exact.kernels.kernel_sets import X86, KernelSet
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite import tensors as stored
-from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, Tensor
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Image, Pixels, Tensor
 from sat_tf.messages.terminal import FittingTable, make_console
 
 _LISTING_WIDTH = 160
@@ -115,6 +115,11 @@ class Graph:
         """The tensors of codes, producers first."""
         output_names = [operation.output for operation in self.operations]
         return tuple(name for name in output_names if self.tensors[name].codes is not None)
+
+
+def wide_tensors(graph: Graph) -> list[str]:
+    """Returns the names of the tensors with codes of 16 bits."""
+    return [name for name in graph.integer_tensors if graph.codes(name).bits == WIDE]
 
 
 def graph_table(graph: Graph) -> Group:
