@@ -226,6 +226,8 @@ def _on_codes(
     operation: Operation, inputs: tuple[str, ...], codes: Sequence[Codes]
 ) -> tuple[Operation, Codes] | None:
     """Returns an operation for codes instead of float values, and its output's codes, if any."""
+    if not operation.keeps_grid and any(grid.bits == WIDE for grid in codes):
+        return None
     if operation.makes_probabilities:
         return dataclasses.replace(operation, inputs=inputs), FIXED_GRIDS[Softmax.operator.name]
     for layer in float_layers([operation]):
