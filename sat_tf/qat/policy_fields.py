@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator
 
-from sat_tf.core.grid import AUTOMATIC, GRIDS, is_bits
+from sat_tf.core.grid import AUTOMATIC, GRIDS, WIDE_BITS, is_bits
 from sat_tf.exact.tflite.input_range import plain_range, range_problem, type_problem
 from sat_tf.messages import warn
 from sat_tf.messages.validation import plain
@@ -198,6 +198,11 @@ Overrides = Annotated[Mapping[str, Mapping[str, Any]], PlainValidator(_overrides
 def pair_problems(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with bits, grid and quantizer of one layer, one line a problem."""
     problems = []
+    if values.get("activation_bits") == WIDE_BITS and values.get("stream_bits", 8) is None:
+        problems.append(
+            "activation_bits=16 with stream_bits=None: codes of 16 bits show the last bits of "
+            "float streams, in which machines differ; give stream_bits as well."
+        )
     # Float activations or streams are the paper's setting, for experiments; integers are for files.
     is_for_files = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
     for bits, grid, bits_field, grid_field, _ in _kernels(values):

@@ -24,9 +24,8 @@ from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Storage, Tensors, Wi
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
 _INT32, _INT48 = 2**31 - 1, 2**47 - 1
-# The share of codes of 16 bits that rounding multipliers to 15 may move, where all codes occur: the
-# largest moves by half a code at most.
-_SHARE_OF_WIDE = 0.25
+# The share of codes of 16 bits that rounding multipliers to 15 may move: by half a code at most.
+_SHARE_OF_WIDE = 0.5
 # Kernels for 16 bits take multipliers below this.
 _LARGEST_WIDE_MULTIPLIER = 128.0
 

@@ -25,6 +25,9 @@ from sat_tf.exact.tflite.tensors import WIDE, Activation, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
 
 
+_SHARE_OF_WIDE = 0.3  # of codes of 16 bits that rounding twice may move
+
+
 @dataclasses.dataclass(frozen=True)
 class _Pool(Operation):
     """A pooling over windows."""
@@ -193,6 +196,11 @@ class Mean(Operation):
     @property
     def takes_wide(self) -> bool:
         return True
+
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: kernels for 16 bits round twice, the first time to half a code or so."""
+        is_wide = not self.is_float(graph) and graph.codes(self.output).bits == WIDE
+        return _SHARE_OF_WIDE if is_wide else 0.0
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: an exact sum, rounded as the kernels do."""

@@ -442,6 +442,8 @@ class _Tracer:
                 ceiling = layer_kinds.rectifier_ceiling(layer)
                 low, high = 0.0, high if ceiling is None else min(high, ceiling)
             codes = range_codes(low, high, getattr(quantizer, "num_bits", 8))
+            if layer_kinds.rectifies(layer):  # also where saturation does not
+                codes = codes.clipped(Activation.RELU)
             if isinstance(draft, LinearDraft):
                 draft = draft.seen_within(low, high)
         elif rounds_to_input(node.layer) and layers.is_fixed(node):
