@@ -166,7 +166,7 @@ def place(
         is_code = maker in of_states | tables
         is_code |= maker in network.inputs and maker not in roles.kept
         output = outputs.get(maker)
-        bits_made = None if output is None or output.observes_range else output.num_bits
+        bits_made = None if output is None or output.observes_range else _bits_of(output)
         carried = 8 if is_code else bits_made
         for (bits, tensor), readers in _coarser_readers(roles, node, maker in streams).items():
             if carried is None or carried > bits:
@@ -304,7 +304,8 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     saturates = role in _SATURATE_AT_8_BITS
     if native is not None:
         saturates = reach.lowest is None or reach.share > 0.0
-    readers = [roles.policies[r] for r, demand in demands.of[name].items() if demand == "linear"]
+    by_reader = demands.of[name].items()
+    readers = [roles.policies[reader] for reader, kind in by_reader if reader and kind == "linear"]
     bits = max((policy.activation_bits or 0 for policy in readers), default=0)
     if bits == WIDE_BITS and stream_bits and not floats:  # whatever else reads it
         return _Grid(bits, is_stream=True)
@@ -345,6 +346,11 @@ def _observer(
     )
 
 
+def _bits_of(quantizer: protocol.Quantizer) -> int | None:
+    """The bits of a quantizer of a layer's output."""
+    return getattr(quantizer, "num_bits", None)
+
+
 def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
     """Whether a file computes the output of a layer, or of those that it absorbs, in 16 bits."""
     is_linear = roles.of[node.name] is Role.LINEAR
@@ -353,7 +359,9 @@ def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantiz
     for name in node.inputs:
         maker = roles.network[roles.origin(name)]
         output = outputs.get(maker.name)
-        is_wide = output.num_bits == WIDE_BITS if output else _is_of_wide(roles, maker, outputs)
+        is_wide = _is_of_wide(roles, maker, outputs)
+        if output is not None:
+            is_wide = _bits_of(output) == WIDE_BITS
         if is_wide and roles.of[maker.name] is not Role.OPAQUE:
             return True
     return False
@@ -462,7 +470,7 @@ def _without_wide_kernels(
 ) -> Iterator[str]:
     """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
     for name, quantizer in outputs.items():
-        if quantizer.num_bits != WIDE_BITS:
+        if _bits_of(quantizer) != WIDE_BITS:
             continue
         layers = [name, *(reader for reader in demands.of[name] if reader)]
         without = [layer for layer in layers if roles.of[layer] in _OF_8_BITS]

@@ -31,7 +31,6 @@ from sat_tf.qat.policy_fields import (
     GRID_NAMES,
     OLD_INPUT_RANGE,
     UNSTATED_RANGE,
-    ActivationBits,
     Frozen,
     InputType,
     KernelFields,
@@ -42,7 +41,6 @@ from sat_tf.qat.policy_fields import (
     Range,
     Rate,
     States,
-    StreamBits,
     bits,
     bits_of_activations,
     kernel_fields,
@@ -108,8 +106,9 @@ class BitPolicy:
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
             bottlenecks, inputs and outputs of pooling), 2 to 8, or 16 as with activation_bits. None
-            keeps them float, as the paper does. Those that can be negative have 8 where a sum, a mean or the output makes or reads
-            them; fewer are refused, because only int8 itself saturates there.
+            keeps them float, as the paper does. Those that can be negative have 8 or 16 where a
+            sum, a mean or the output makes or reads them; fewer are refused, because only the
+            integers of a file themselves saturate there.
         requantize_streams: False: linear layers read streams as they are, at stream bits, which
             costs nothing in the file and keeps what few bits would lose. True: they read them
             at `activation_bits`, through an inserted quantizer. Float streams always are.
@@ -149,10 +148,10 @@ class BitPolicy:
         input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
             scale and a zero point from data, "int16", codes of 16 bits around 0, and "float32",
             real values that a QUANTIZE in the file makes such codes of, of 16 bits where a layer
-            reads them with activation_bits=16, for inputs that are not pictures. {"input name": type} gives each
-            input its own. None is "uint8", and to `requantize` what the model has. An input that
-            only layers left float read stays as it is, unless this or `input_range` speaks of it;
-            one whose readers take it for ids, in any case.
+            reads them with activation_bits=16, for inputs that are not pictures. {"input name":
+            type} gives each input its own. None is "uint8", and to `requantize` what the model has.
+            An input that only layers left float read stays as it is, unless this or `input_range`
+            speaks of it; one whose readers take it for ids, in any case.
         states: {"output name": "input name"}: outputs of a streaming model that are fed back to its
             inputs with the next frame. The two of a pair have one grid, which calibration sets and
             training leaves as it is, and the file takes and gives its int8 codes, whatever
@@ -165,13 +164,9 @@ class BitPolicy:
     """
 
     weight_bits: Annotated[int | None, bits("not rounded")] = 4
-    activation_bits: Annotated[
-        ActivationBits | None, bits_of_activations("activations stay float")
-    ] = 4
+    activation_bits: Annotated[int | None, *bits_of_activations("activations stay float")] = 4
     first_last_weight_bits: Annotated[int | None, bits("same as weight_bits")] = 8
-    stream_bits: Annotated[
-        StreamBits | None, bits_of_activations("streams stay float", fewest=2)
-    ] = 8
+    stream_bits: Annotated[int | None, *bits_of_activations("streams stay float", fewest=2)] = 8
     requantize_streams: bool = False
     weight_grid: Annotated[str, one_of(GRID_NAMES)] = "packed"
     first_last_weight_grid: Annotated[

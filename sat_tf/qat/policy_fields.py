@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PlainValidator
 
@@ -111,9 +111,17 @@ def bits(none: str, *, fewest: int = 1) -> Any:
     return Field(ge=fewest, le=8, description=expected)
 
 
-def bits_of_activations(none: str, *, fewest: int = 1) -> Any:
-    """Returns the mark of bits of activations, which can be None, and what that means."""
-    return Field(description=f"an integer from {fewest} to 8, 16, or None ({none})")
+def bits_of_activations(none: str, *, fewest: int = 1) -> list[Any]:
+    """Returns the marks of bits of activations, int8's or int16's, or None, and what that means."""
+    expected = f"an integer from {fewest} to 8, 16, or None ({none})"
+
+    def checked(value: Any) -> Any:
+        is_int8 = is_bits(value) and value >= fewest
+        if value is None or is_int8 or (type(value) is int and value == WIDE_BITS):
+            return value
+        raise ValueError(f"expected {expected}")
+
+    return [PlainValidator(checked), Field(description=expected)]
 
 
 def _options(value: Any) -> Frozen:
@@ -175,9 +183,6 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in values.items()}
 
 
-# Bits of activations: those of codes in int8, or those of int16.
-ActivationBits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16]
-StreamBits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Number = Annotated[int | float, Field(gt=0, le=LARGEST)]
 _POSITIVE = f"a positive number up to {LARGEST:g}"
 Rate = Annotated[Number, Field(description=f"{_POSITIVE}: 1 is the learning rate of the weights")]

@@ -112,8 +112,8 @@ class RangeObserver(Quantizer):
         if not self.rounds or (self.trains_float and is_known and training):
             return inputs
         n = namespace(inputs)
-        ends = (n.tensor(variables[name]) for name in ENDS)
-        rounded = quantize_observed(inputs, *ends, num_bits=self.num_bits)
+        lowest, highest = (n.tensor(variables[name]) for name in ENDS)
+        rounded = quantize_observed(inputs, lowest, highest, self.num_bits)
         if self.trains_float and not is_known:
             return n.where(n.cast(training, "bool"), inputs, rounded)
         return rounded

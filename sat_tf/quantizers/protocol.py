@@ -519,7 +519,7 @@ class ActivationQuantizer(Quantizer):
         return [
             *problems,
             f"clipping_gradient={gradient!r} with activation_quantizer={cls.policy_name!r}: that "
-            "quantizer has a gradient of its own; leave clipping_gradient out."
+            "quantizer has a gradient of its own; leave clipping_gradient out.",
         ]
 
     @abc.abstractmethod

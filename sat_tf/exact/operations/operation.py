@@ -179,7 +179,9 @@ class Operation(abc.ABC):
 
     def bits_problem(self, graph: Tensors) -> str | None:
         """Returns why no kernel takes the bits of its codes; None where one does."""
-        tensors = [graph.tensors[name] for name in (*self.inputs, self.output) if name in graph.tensors]
+        tensors = [
+            graph.tensors[name] for name in (*self.inputs, self.output) if name in graph.tensors
+        ]
         bits = {tensor.codes.bits for tensor in tensors if tensor.codes}
         if WIDE not in bits or self.converts or (self.takes_wide and len(bits) == 1):
             return None

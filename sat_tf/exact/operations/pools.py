@@ -24,7 +24,6 @@ from sat_tf.exact.tflite.operator_view import OperatorView, grid_of
 from sat_tf.exact.tflite.tensors import WIDE, Activation, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
 
-
 _SHARE_OF_WIDE = 0.3  # of codes of 16 bits that rounding twice may move
 
 

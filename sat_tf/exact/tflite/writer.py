@@ -19,7 +19,12 @@ _INT32 = np.dtype(np.int32)
 # The versions that read int16, of the operators for which these are later ones than for int8.
 _OF_INT16 = {
     **dict.fromkeys(("LOGISTIC", "TANH", "SOFTMAX", "MEAN", "REDUCE_MAX", "CONCATENATION"), 3),
-    **{"CONV_2D": 4, "DEPTHWISE_CONV_2D": 5, "FULLY_CONNECTED": 7, "ADD": 3, "SUB": 5, "MUL": 4},
+    "CONV_2D": 4,
+    "DEPTHWISE_CONV_2D": 5,
+    "FULLY_CONNECTED": 7,
+    "ADD": 3,
+    "SUB": 5,
+    "MUL": 4,
     **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D", "DEQUANTIZE"), 3),
     **dict.fromkeys(("MAXIMUM", "MINIMUM", "PAD", "GATHER", "RESIZE_NEAREST_NEIGHBOR"), 4),
     "TRANSPOSE": 5,

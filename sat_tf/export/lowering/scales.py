@@ -232,7 +232,8 @@ def floor_scales(graph: Graph, linear: Linear) -> Linear:
     source = float(graph.codes(linear.inputs[0]).scale)
     output = float(graph.codes(linear.output).scale)
     smallest = np.maximum(
-        np.abs(linear.bias) / (_half_range(graph, linear) * source), _SMALLEST_MULTIPLIER * output / source
+        np.abs(linear.bias) / (_half_range(graph, linear) * source),
+        _SMALLEST_MULTIPLIER * output / source,
     )
     scales = np.maximum(linear.scales, smallest)
     ratio = linear.along_channels(linear.scales / scales)

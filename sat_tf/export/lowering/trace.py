@@ -294,7 +294,7 @@ class _Tracer:
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
                 f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "
-                "rounds each result to 8 bits, as Keras does not: some 30 % of its codes differ by "
+                "rounds each result to codes, as Keras does not: some 30 % of its codes differ by "
                 "one from those of Keras; combine two at a time in the model, so that training "
                 "rounds them too"
             )

@@ -1,16 +1,26 @@
 """Simulations with the rules of a kernel set, against the kernels: every code of every tensor."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.exact.kernels import functions, kernel_sets
 from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, interpolated
 from sat_tf.exact.kernels.functions import Grids
-from sat_tf.exact.kernels.kernel_sets import BUILTIN_ARM, BUILTIN_X86, KERNEL_SETS, REFERENCE, X86
+from sat_tf.exact.kernels.kernel_sets import (
+    BUILTIN_ARM,
+    BUILTIN_X86,
+    KERNEL_SETS,
+    REFERENCE,
+    X86,
+    LinearWork,
+)
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
@@ -200,3 +210,62 @@ def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
     assert X86.leaky(codes, Grids(ONE, ONE, 0, {"alpha": 0.002})).tolist() == [0]
     grids = Grids(ONE, ONE, 0, {"alpha": 0.0039})  # below 1/256, which would make -0.5 codes
     assert X86.leaky(codes, grids).tolist() == BUILTIN_X86.leaky(codes, grids).tolist()
+
+
+# -- codes of 16 bits ------------------------------------------------------------------------------
+
+
+def _in_64_bits(total: int, multiplier: float) -> int:
+    """TFLite's product of a sum of 64 bits, written with whole numbers of Python."""
+    fraction, exponent = math.frexp(multiplier)
+    mantissa = math.floor(fraction * 2**31 + 0.5)
+    if mantissa == 2**31:
+        mantissa, exponent = 2**30, exponent + 1
+    narrow = (mantissa + 2**15) >> 16 if mantissa < 0x7FFF0000 else 0x7FFF
+    return (total * narrow + 2 ** (14 - exponent)) >> (15 - exponent)
+
+
+ONE = np.float32(1.0)
+# A sum, a multiplier, and the code: the multiplier is rounded to 15 bits, and halves go up.
+WIDE_SUMS = [
+    (3, 0.5, 2),
+    (-3, 0.5, -1),
+    (32767, 2.0**-15, 1),
+    # 0.7 · 2^15 = 22937.6, so that the multiplier is 22938 / 2^15.
+    (2**20, float(np.float32(0.7)), 734016),
+    # 1 - 2^-20 is 32767 / 2^15, as 15 bits do not hold 1.
+    (2**15, 1.0 - 2.0**-20, 32767),
+]
+
+
+@pytest.mark.parametrize(("total", "multiplier", "code"), WIDE_SUMS)
+def test_sums_of_64_bits_worked_by_hand(total, multiplier, code):
+    assert _in_64_bits(total, multiplier) == code
+    work = LinearWork("CONV_2D")
+    scales = np.float32(multiplier), np.array([1.0]), ONE
+    for kernels in KERNEL_SETS.values():
+        assert kernels.on(16).linear(work, np.array([total]), scales).tolist() == [code]
+
+
+@given(st.integers(-(2**36), 2**36), st.floats(2.0**-25, 2.0**-6, width=32))
+def test_convolutions_of_16_bits_are_those_of_whole_numbers(total, multiplier):
+    work, scales = LinearWork("CONV_2D"), (np.float32(multiplier), np.array([1.0]), ONE)
+    for kernels in KERNEL_SETS.values():
+        found = kernels.on(16).linear(work, np.array([total]), scales)
+        assert found.tolist() == [_in_64_bits(total, multiplier)]
+
+
+def test_matrix_products_of_16_bits_are_in_float64_but_in_micro():
+    """Micro multiplies by 22938 / 2^15, and LiteRT by the multiplier itself: 0.7 in float32."""
+    multiplier, total = np.float32(0.7), np.array([10**6])
+    work, scales = LinearWork("FULLY_CONNECTED"), (multiplier, np.array([1.0]), ONE)
+    found = {
+        name: int(of.on(16).linear(work, total, scales)[0]) for name, of in KERNEL_SETS.items()
+    }
+    assert found["micro"] == _in_64_bits(10**6, float(multiplier)) == 700012
+    assert found["reference"] == found["xnnpack_x86"] == found["builtin_arm"] == 700000
+
+
+def test_kernels_of_8_bits_are_the_sets_themselves():
+    assert all(kernels.on(8) is kernels for kernels in KERNEL_SETS.values())
+    assert {kernels.on(16).name for kernels in KERNEL_SETS.values()} == set(KERNEL_SETS)
