@@ -470,19 +470,19 @@ def _without_wide_kernels(
 ) -> Iterator[str]:
     """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
     for name, quantizer in outputs.items():
-        if _bits_of(quantizer) != WIDE_BITS:
+        kinds = {reader: kind for reader, kind in demands.of[name].items() if reader}
+        without = [layer for layer in (name, *kinds) if roles.of[layer] in _OF_8_BITS]
+        if _bits_of(quantizer) != WIDE_BITS or not without:
             continue
-        layers = [name, *(reader for reader in demands.of[name] if reader)]
-        without = [layer for layer in layers if roles.of[layer] in _OF_8_BITS]
-        if without:
-            called = ", ".join(dict.fromkeys(without))
-            yield LayerMessage(
-                name,
-                f"received 16 bits for what {called} makes or reads, expected 8, as no kernel "
-                "computes this function in 16; give the layers that read it 8 bits, as "
-                f"BitPolicy(overrides={{...: {{'activation_bits': 8}}}}), and {name} itself "
-                "stream_bits=8, or use another function, such as ReLU.",
-            )
+        linear = (reader for reader, kind in kinds.items() if kind == "linear")
+        wide = [reader for reader in linear if roles.policies[reader].activation_bits == WIDE_BITS]
+        fix = {reader: {"activation_bits": 8} for reader in wide} | {name: {"stream_bits": 8}}
+        yield LayerMessage(
+            name,
+            f"received 16 bits for a tensor of {', '.join(without)}, which no kernel computes in "
+            f"16, expected 8; give it 8 by BitPolicy(overrides={fix}), or use another function, "
+            "such as ReLU.",
+        )
 
 
 def _without_grid_of_state(

@@ -50,7 +50,6 @@ from sat_tf.qat.policy_fields import (
     warn_of,
 )
 
-_TENSORS = ("activation", "stream")  # those that a layer reads, and makes
 # The bits of the command, and of every function of Python, where none are given.
 USUAL_BITS = 8
 
@@ -282,9 +281,9 @@ class BitPolicy:
         (8, 'auto')
         """
         fields = self._given(layer_name, annotation)
-        reads, makes = ({**self._all_fields(), **fields}[f"{of}_bits"] for of in _TENSORS)
-        if reads == WIDE_BITS and makes is not None:  # kernels that read int16 make it
-            fields["stream_bits"] = WIDE_BITS
+        reads = fields.get("activation_bits", self.activation_bits)
+        if reads == WIDE_BITS and self.stream_bits is not None:  # kernels that read int16 make it
+            fields.setdefault("stream_bits", WIDE_BITS)
         if not fields and not end:
             return self
         if "weight_bits" in fields or end:

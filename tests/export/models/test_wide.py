@@ -1,5 +1,8 @@
 """Activations of 16 bits, of whole networks and of single layers: what files and Keras compute."""
 
+import ast
+import dataclasses
+import re
 import zipfile
 
 import numpy as np
@@ -163,6 +166,31 @@ def test_a_proof_kit_holds_codes_of_16_bits(path):
     expected = sum(np.prod(shapes[name]) * graph.codes(name).bits // 8 for name in shapes)
     with zipfile.ZipFile(kit.path) as archive:
         assert len(archive.read("codes/0")) == expected
+
+
+def _with_swish() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    image = L.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(6, 3, padding="same", name="first")(image)
+    tensor = L.Activation("swish", name="bent")(tensor)
+    tensor = L.Conv2D(6, 3, name="second")(tensor)
+    return keras.Model(image, L.Conv2D(3, 3, name="last")(tensor))
+
+
+@pytest.mark.thorough
+def test_what_is_refused_is_exact_once_it_has_the_8_bits_of_the_message(path):
+    model, overrides = _with_swish(), {}
+    with pytest.raises(ValueError, match="no kernel computes in 16") as refused:
+        sat_tf.quantize_model(model, WIDE)
+    for text in re.findall(r"overrides=(\{.*?\}\})", str(refused.value)):
+        overrides |= ast.literal_eval(text)
+    assert overrides == {"first": {"stream_bits": 8}, "second": {"activation_bits": 8}} | {
+        "bent": {"stream_bits": 8}
+    }
+    policy = dataclasses.replace(WIDE, overrides=overrides)
+    _, found = proved(calibrated(model, policy), path, runtimes=EVERYWHERE)
+    assert all(runtime.own_differing == 0 for runtime in found.runtimes.values())
+    assert wide_tensors(read_graph(path.read_bytes(), "net"))
 
 
 @pytest.mark.thorough
