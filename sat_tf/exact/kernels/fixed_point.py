@@ -165,6 +165,11 @@ def rounded_away(values: np.ndarray) -> np.ndarray:
     return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
 
 
+def moved_away(values: np.ndarray) -> np.ndarray:
+    """Rounds float32 values as Armv7 does: half a code away from zero, then towards it."""
+    return np.trunc(values + np.copysign(np.float32(0.5), values))
+
+
 def mean(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -> np.ndarray:
     """Returns the stored integers of a mean: the multiplier is divided by the count in integers."""
     mantissa, exponent = fixed_point(float(scales[0]) / float(scales[1]))
@@ -232,10 +237,12 @@ def mean_in_blocks(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -
     return requantized_in_blocks(sums, multiplier, _MEANS) + (zeros[1] - int(moved))
 
 
-def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Returns codes of images' float32 values: blocks as XNNPACK rounds, the others by division."""
+def quantized_in_blocks(
+    real: np.ndarray, scale: np.float32, nearest: Callable[[np.ndarray], np.ndarray] = np.rint
+) -> np.ndarray:
+    """Returns codes of images' float32 values: blocks by a product, the others by division."""
     flat = real.reshape(len(real), math.prod(real.shape[1:]))
-    product = np.rint(flat * (np.float32(1.0) / scale))
+    product = nearest(flat * (np.float32(1.0) / scale))
     divided = rounded_away(flat.astype(np.float64) / np.float64(scale))
     codes = np.where(in_blocks(flat.shape[1], _REALS), product, divided)
     return np.asarray(codes.reshape(real.shape))

@@ -369,7 +369,14 @@ def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
 _WIDE_ROWS = (
     *(
         _wide(kernels, quantized=BUILTIN_X86.quantized, summed=_wide_sums)
-        for kernels in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM)
+        for kernels in (X86, ARM, BUILTIN_X86, BUILTIN_ARM)
+    ),
+    _wide(
+        ARM_UNFUSED,
+        quantized=functools.partial(
+            fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away
+        ),
+        summed=_wide_sums,
     ),
     _wide(REFERENCE),
     *(

@@ -73,6 +73,12 @@ class Quantize(_Conversion):
 
     rounds = True
 
+    def portability_of_codes(self, graph: Tensors) -> Portability:
+        """See `Operation`: to 16 bits, Armv7 rounds ties of a product away from zero."""
+        if graph.codes(self.output).bits != WIDE:
+            return super().portability_of_codes(graph)
+        return Portability(Basis.IMAGES, "Armv7 rounds float values half way between codes away")
+
     def takes_blocks(self, graph: Tensors) -> bool:
         """See `Operation`: kernels for 16 bits take 8 values at once."""
         is_wide = graph.codes(self.output).bits == WIDE

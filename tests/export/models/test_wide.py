@@ -135,6 +135,7 @@ def test_features_enter_as_codes_of_16_bits(type_, first, path):
     graph = read_graph(path.read_bytes(), "net")
     assert f"INT{graph.codes(graph.operations[0].output).bits}" == first
     assert graph.images[0].type == type_
+    assert found.is_portable == (type_ != "float32")
     assert found.trained_differing < 0.01
 
 
