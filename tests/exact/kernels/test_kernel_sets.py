@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import sat_tf
 from sat_tf.exact.kernels import functions, kernel_sets
 from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, interpolated
+from sat_tf.exact.kernels.fixed_point import moved_away
 from sat_tf.exact.kernels.functions import Grids
 from sat_tf.exact.kernels.kernel_sets import (
     BUILTIN_ARM,
@@ -21,6 +22,7 @@ from sat_tf.exact.kernels.kernel_sets import (
     X86,
     LinearWork,
 )
+from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
@@ -29,7 +31,8 @@ from sat_tf.exact.operations.pools import Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize
 from sat_tf.exact.operations.tabled import table_of
 from sat_tf.exact.tflite.tensors import Codes
-from tests.exact.foreign.one_operator import chained
+from tests.exact.foreign.one_operator import Grid as Stored
+from tests.exact.foreign.one_operator import chained, file_of
 from tests.export import zoo
 from tests.export.proofs import own_count
 
@@ -269,3 +272,33 @@ def test_matrix_products_of_16_bits_are_in_float64_but_in_micro():
 def test_kernels_of_8_bits_are_the_sets_themselves():
     assert all(kernels.on(8) is kernels for kernels in KERNEL_SETS.values())
     assert {kernels.on(16).name for kernels in KERNEL_SETS.values()} == set(KERNEL_SETS)
+
+
+def test_sums_of_16_bits_are_rounded_in_blocks_by_the_builtin_kernels():
+    """Among 600,000 sums, a few tell the two ways of rounding apart."""
+    draw, differing = np.random.default_rng(0), 0
+    for _ in range(6):
+        first, second = draw.uniform(1e-5, 1e-3, 2).astype(np.float32)
+        output = np.float32((first + second) * draw.uniform(0.6, 1.2))
+        reads = [Stored((1, 100_007), scale, type="INT16") for scale in (first, second)]
+        made = [Stored((1, 100_007), output, type="INT16")]
+        content = file_of("ADD", reads, made, version=3, potScaleInt16=False)
+        terms = [draw.integers(-32768, 32768, (1, 100_007)).astype(np.int16) for _ in reads]
+        rules: dict[str, np.ndarray] = {}
+        for name, kernels in (("builtin", BUILTIN_X86), ("reference", REFERENCE)):
+            rule = kernels.on(16).summed(terms, [first, second], output)
+            rules[name] = np.clip(rule, -32768, 32767)
+            runtime = loaded(content, name, keep_tensors=True)
+            runtime.run(tuple(terms))
+            np.testing.assert_array_equal(runtime.kept([2])[2], rules[name])
+        differing += np.count_nonzero(rules["builtin"] != rules["reference"])
+    assert 0 < differing < 60
+
+
+def test_armv7_rounds_halves_of_float_values_away_from_zero():
+    values = np.float32([0.5, -0.5, 1.5, 2.5, -2.5, 0.49, 3.0])
+    assert moved_away(values).tolist() == [1, -1, 2, 3, -3, 0, 3]
+    real = np.tile(values, (1, 2))  # a block of 8, and 6 values by division
+    found = kernel_sets.ARM_UNFUSED.on(16).quantized(real, ONE)
+    assert found.tolist() == [[1, -1, 2, 3, -3, 0, 3] * 2]
+    assert kernel_sets.ARM.on(16).quantized(real, ONE).tolist()[0][:8] == [0, 0, 2, 2, -2, 0, 3, 0]
