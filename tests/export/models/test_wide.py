@@ -211,3 +211,21 @@ def test_a_multiplier_is_one_that_kernels_hold(path):
     ratios = float(source.scale) * stem.scales.astype(np.float64) / float(output.scale)
     fractions, _ = np.frexp(ratios)
     np.testing.assert_allclose(fractions * 2**15, np.rint(fractions * 2**15), rtol=2.0**-23)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("type_", ["int8", "float32"])
+def test_an_input_that_a_concatenation_reads_keeps_its_range(type_, path):
+    keras.utils.set_random_seed(4)
+    values = L.Input((5,), name="values")
+    hidden = L.Dense(4, activation="relu", name="hidden")(values)
+    other = L.Input((3,), name="other")
+    joined = L.Concatenate(name="join")([hidden, other])
+    model = keras.Model([values, other], L.Dense(2, name="head")(joined))
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, input_type=type_)
+    data = [DATA, 3.0 * DATA[:, :3]]
+    quantized = calibrated(model, policy, data)
+    _, found = proved(quantized, path, tuple(data), runtimes=EVERYWHERE)
+    assert all(runtime.own_differing == 0 for runtime in found.runtimes.values())
+    exact = model.predict(data, verbose=0)
+    assert np.max(np.abs(quantized.predict(data, verbose=0) - exact)) < 0.1 * np.max(np.abs(exact))
