@@ -11,12 +11,7 @@ from sat_tf.exact.operations.operation import SELECTED, Call, Row, Settings, Wri
 
 
 def _move(
-    name: str,
-    function: Callable[..., Any],
-    *options: str,
-    pads: bool = False,
-    takes_wide: bool = True,
-    **fields: Any,
+    name: str, function: Callable[..., Any], *options: str, pads: bool = False, **fields: Any
 ) -> Row:
     """Returns the row of an operator that is a function of its operands, in order, and options.
 
@@ -29,7 +24,8 @@ def _move(
             settings["zero"] = call.made.zero_point if call.made else 0.0
         return function(*call.arrays, **settings)
 
-    return Row(name, rule, options, SELECTED, pads=pads, takes_wide=takes_wide, **fields)
+    fields.setdefault("takes_wide", True)
+    return Row(name, rule, options, SELECTED, pads=pads, **fields)
 
 
 def _slice(values: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
