@@ -5,7 +5,14 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
-from sat_tf.core.grid import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
+from sat_tf.core.grid import (
+    SMALLEST_RANGE,
+    WIDE_BITS,
+    ends_of_skew,
+    scale_and_zero,
+    scale_and_zero_point,
+    wide_scale,
+)
 from sat_tf.core.pact import round_to_level
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
@@ -203,10 +210,11 @@ def _of_skewed(
     return dx, total / alpha, dskew
 
 
-def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
+def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor, num_bits: int = 8) -> Tensor:
     """Rounds a tensor by the arithmetic of LiteRT's QUANTIZE in XNNPACK: x · (1 / s), ties to even.
 
     Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x without a range.
+               With 16 bits the ends are -32768 and 32767, z is 0, and s is `grid.wide_scale`.
     Backward:  dq/dx = 1 where x is in the range, else 0.
 
     Computed in float32, except the scale, which is rounded to it from float64; returned in the
@@ -215,21 +223,26 @@ def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """
     n = namespace(x)
     lowest, highest = in_float32(n, lowest), in_float32(n, highest)
-    return computed_in_float32(_observed, _of_observed, [x], lowest=lowest, highest=highest)
+    settings = {"lowest": lowest, "highest": highest, "num_bits": num_bits}
+    return computed_in_float32(_observed, _of_observed, [x], **settings)
 
 
 def _observed(
-    n: Namespace, x: Tensor, *, lowest: Tensor, highest: Tensor
+    n: Namespace, x: Tensor, *, lowest: Tensor, highest: Tensor, num_bits: int
 ) -> tuple[Tensor, tuple[Tensor]]:
     low, high = n.in_widest(n.minimum(lowest, 0.0)), n.in_widest(n.maximum(highest, 0.0))
     has_range = high - low >= SMALLEST_RANGE
     ends = n.where(has_range, low, -1.0), n.where(has_range, high, 1.0)
-    scale, zero_point = scale_and_zero_point(*ends, n.round)
-    scale = n.cast(scale, "float32")
-    zero = n.cast(n.maximum(n.minimum(zero_point, 127.0), -128.0), "float32")
+    bottom, top = -(2.0 ** (num_bits - 1)), 2.0 ** (num_bits - 1) - 1.0
+    if num_bits == WIDE_BITS:
+        scale, zero = n.cast(wide_scale(*ends, n.maximum), "float32"), 0.0
+    else:
+        scale, zero_point = scale_and_zero_point(*ends, n.round)
+        scale = n.cast(scale, "float32")
+        zero = n.cast(n.maximum(n.minimum(zero_point, top), bottom), "float32")
     units = x * (1.0 / scale)
-    codes = n.clip(n.round(units) + zero, -128.0, 127.0) - zero
-    in_range = (units + zero >= -128.0) & (units + zero <= 127.0)
+    codes = n.clip(n.round(units) + zero, bottom, top) - zero
+    in_range = (units + zero >= bottom) & (units + zero <= top)
     return n.where(has_range, codes * scale, x), (in_range | ~has_range,)
 
 

@@ -88,6 +88,11 @@ def count_below_zero(reach: Any, scale: Any, floor: Callable[[Any], Any]) -> Any
     return floor(reach / scale + (0.5 + _TIE))
 
 
+def wide_scale(lowest: Any, highest: Any, maximum: Callable[[Any, Any], Any]) -> Any:
+    """The scale of codes of int16 around 0 for a range that holds zero: s = max(-l, h) / 32767."""
+    return maximum(-lowest, highest) / LARGEST_INT16
+
+
 def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The scale of 256 codes for a range that holds zero, and the stored code of real 0.
 
@@ -128,6 +133,9 @@ def observed_ends(scale: Any, zero_point: int) -> tuple[np.float32, np.float32] 
 FEWEST_SIGNED_BITS = 2
 # Magnitude of the largest code that int8 holds both ways.
 LARGEST_INT8 = 127
+# The bits of activations of int16, whose zero point is 0: those without a sign have half the codes.
+WIDE_BITS = 16
+LARGEST_INT16 = 32767
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,8 +243,9 @@ AUTOMATIC: dict[str, Callable[[int], str]] = {
 
 
 def find_grid(grid: str, num_bits: int) -> Grid:
-    """Returns the row for `grid`, the name of one or of `AUTOMATIC`."""
-    check_bits(num_bits)
+    """Returns the row for `grid`, the name of one or of `AUTOMATIC`; bits may be int16's."""
+    if not is_wide(num_bits):
+        check_bits(num_bits)
     name = AUTOMATIC[grid](num_bits) if grid in AUTOMATIC else grid
     if name not in GRIDS:
         hint = did_you_mean(str(grid), [*AUTOMATIC, *GRIDS])
@@ -253,6 +262,20 @@ def find_grid(grid: str, num_bits: int) -> Grid:
 def is_bits(value: Any) -> TypeGuard[int]:
     """Whether a value is an integer from 1 to 8."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 8
+
+
+def is_wide(num_bits: Any) -> bool:
+    """Whether bits are those of int16, or of its codes without a sign."""
+    return isinstance(num_bits, int) and num_bits in (WIDE_BITS, WIDE_BITS - 1)
+
+
+def bits_in_file(num_bits: int, *, signed: bool) -> int:
+    """The bits of the grid that a file's integers of some bits hold: int16 gives its sign away.
+
+    >>> bits_in_file(16, signed=False), bits_in_file(16, signed=True), bits_in_file(8, signed=False)
+    (15, 16, 8)
+    """
+    return num_bits - 1 if num_bits == WIDE_BITS and not signed else num_bits
 
 
 def check_bits(num_bits: int) -> None:

@@ -237,8 +237,8 @@ class OperatorComparison(RowTable):
 
 
 # The types by which operators on codes are recognized.
-_CODES = "INT8"
-_OTHER_CODES = ("UINT8", "INT16")
+_CODES = {"INT8", "INT16"}
+_OTHER_CODES = ("UINT8",)
 _WITHOUT_VALUES = ("RESOURCE", "VARIANT", "STRING")
 _PIXEL_ENDS = 255.0
 
@@ -300,12 +300,12 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
     tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
     types = {tensor.type for tensor in tensors if tensor.scales.size}
     other_types = sorted(types.intersection(_OTHER_CODES))
-    if _CODES not in types and other_types:
+    if types.isdisjoint(_CODES) and other_types:
         problems.append(
             f"received a file that computes with {' and '.join(other_types)} codes, expected int8; "
             "convert the model with TensorFlow 2 and TFLITE_BUILTINS_INT8."
         )
-    elif _CODES not in types:
+    elif types.isdisjoint(_CODES):
         constants = [tensor for tensor in foreign.contents.tensors if tensor.data is not None]
         is_dynamic = any(tensor.scales.size for tensor in constants)
         weights = ", and only its weights are integers (dynamic range)" if is_dynamic else ""

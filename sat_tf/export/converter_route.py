@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.operations import native, pairs, pools, quantize, tabled
-from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph import Graph, wide_tensors
 from sat_tf.exact.operations.linear import Linear, map_linear
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.windows import LinearKind, transposed_size
@@ -20,7 +20,7 @@ from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
-from sat_tf.messages import ModelError, did_you_mean
+from sat_tf.messages import ModelError, did_you_mean, first_ones
 
 # The statement of an export's report on the file of the second route.
 CONVERTED = (
@@ -77,6 +77,11 @@ def keras_of_graph(graph: Graph) -> keras.Model:
         for operation in graph.operations
         if type(operation) not in ON_REALS
     ]
+    if wide := wide_tensors(graph):
+        problems.append(
+            f"{first_ones(wide)}: received codes of 16 bits, which TensorFlow's converter does not "
+            "write from a model of sat-tf; use sat_tf.export_tflite."
+        )
     if problems:
         raise ModelError(graph.name, problems)
     keys = graph.keys[0] or tuple(image.name for image in graph.images)

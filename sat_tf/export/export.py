@@ -22,7 +22,7 @@ from sat_tf.exact.certificate.runtimes import (
     wrong_before,
 )
 from sat_tf.exact.litert.runtime import Runtime, check_loading
-from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph import Graph, wide_tensors
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
 from sat_tf.exact.targets.table import TARGETS, CpuFallback
@@ -276,7 +276,8 @@ def export_tflite(
         output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", except for
             outputs without codes, otherwise "float32". Integers are the last codes of the file:
             real value = scale · (integer - zero point), with the numbers of the output tensor;
-            uint8 ones are 128 more. A softmax then has probabilities in steps of 1/256.
+            those of 16 bits are int16 with "int8", and uint8 ones are 128 more. A softmax then has
+            probabilities in steps of 1/256.
         states: {"output name": "input name"}: outputs of a streaming model that the app feeds back
             to inputs with the next frame: int8 codes of one scale and zero point, whatever
             `output_type` says, which start at the zero point. `BitPolicy(states=...)` ties them,
@@ -429,6 +430,12 @@ def _warnings(graph: Graph, settings: FileSettings, content: bytes) -> Iterator[
             f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
             f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
             "use pack='auto'"
+        )
+    if wide := wide_tensors(graph):
+        yield (
+            f"{len(wide)} tensors have codes of 16 bits, which XNNPACK does not take: LiteRT "
+            "computes them on CPUs with kernels that are many times as slow as those for 8 bits; "
+            "they are for NPUs that take int16, and for the few layers that need them"
         )
     has_untold = graph.float_layers and not any(one_image_only(graph.operations))
     if has_untold and Runtime(content, keep_tensors=False).takes_one_image:

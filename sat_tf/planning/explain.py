@@ -59,6 +59,7 @@ _WEIGHTS_OF_GATES = dataclasses.replace(
 _NOT_ANNOTATED = "it is not annotated"
 _TAKEN = {
     "int8": "real values, int8 codes of their calibrated range in the file",
+    "int16": "real values, int16 codes of their calibrated range in the file",
     "float32": "real values, float32 in the file, which quantizes them",
 }
 
@@ -298,7 +299,8 @@ def _table_plan(config: PlacedConfig | None) -> ActivationPlan | None:
 def activation_plan(quantizer: Quantizer | None, *, stream: bool = False) -> ActivationPlan | None:
     """The plan of a quantizer, if it makes codes."""
     if quantizer is not None and quantizer.input_type is not None:
-        return ActivationPlan(bits=8, signed=quantizer.input_type != INPUT_TYPES[0])
+        bits = getattr(quantizer, "num_bits", 8)
+        return ActivationPlan(bits=bits, signed=quantizer.input_type != INPUT_TYPES[0])
     if not isinstance(quantizer, ActivationQuantizer):
         return None
     level = quantizer.initial_clipping_level

@@ -419,9 +419,11 @@ def _observe_best(network: Network, names: Collection[str], batches: Batches) ->
         for images in batches:
             walk(network, images, each_part(call))
         for name, sample in samples.items():
-            ends = best_observed_range(sample.sampled) if sample.largest > 0.0 else (0.0, 0.0)
-            layer = network[name].layer
-            layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
+            layer, ends = network[name].layer, (0.0, 0.0)
+            observer = layer.quantize_config.output
+            if sample.largest > 0.0:
+                ends = best_observed_range(sample.sampled, observer.num_bits)
+            observer.remember(*ends, layer.output_variables, len(batches))
 
 
 def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sat_tf.core.grid import WIDE_BITS
 from sat_tf.exact.targets.processors import DEFAULT_TARGET
 from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.graph import layer_kinds
@@ -47,6 +48,8 @@ _SATURATE_AT_8_BITS = (
 )
 # The bits of the codes that an LSTM's kernel reads and makes.
 _BITS_OF_STATES = 8
+# Layers without kernels for codes of 16 bits.
+_OF_8_BITS = (Role.FUNCTION, Role.MATRIX_PRODUCT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +158,16 @@ def place(
             starts[name] = _start(roles, demands, spreads, node, grid.bits, problems)
             outputs[name] = starts[name].quantizer
     problems += _unclipped_streams(roles, demands, outputs)
+    problems += _without_wide_kernels(roles, demands, outputs)
     for node in network if roles.quantize_activations else ():
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:
-            continue  # the tensor has the 8 bits of an input
+            continue  # the tensor has the bits of an input
         is_code = maker in of_states | tables
         is_code |= maker in network.inputs and maker not in roles.kept
-        carried = 8 if is_code else getattr(outputs.get(maker), "num_bits", None)
+        output = outputs.get(maker)
+        bits_made = None if output is None or output.observes_range else _bits_of(output)
+        carried = 8 if is_code else bits_made
         for (bits, tensor), readers in _coarser_readers(roles, node, maker in streams).items():
             if carried is None or carried > bits:
                 called = f"{as_layer_name(tensor)}_to_{bits}_bits"
@@ -305,9 +311,12 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     saturates = role in _SATURATE_AT_8_BITS
     if native is not None:
         saturates = reach.lowest is None or reach.share > 0.0
+    by_reader = demands.of[name].items()
+    readers = [roles.policies[reader] for reader, kind in by_reader if reader and kind == "linear"]
+    bits = max((policy.activation_bits or 0 for policy in readers), default=0)
+    if bits == WIDE_BITS and stream_bits and not floats:  # whatever else reads it
+        return _Grid(bits, is_stream=True)
     if kinds == {"linear"} and not (saturates and roles.ranges.is_negative(name)):
-        readers = [roles.policies[reader] for reader in demands.of[name] if reader]
-        bits = max(policy.activation_bits or 0 for policy in readers)
         as_it_is = not all(policy.requantize_streams for policy in readers)
         is_stream = role in _STREAMS and not layer_kinds.rectifies(node.layer)
         if stream_bits and is_stream and as_it_is:
@@ -338,7 +347,31 @@ def _observer(
     smooth = any(not layer_kinds.is_softmax(roles.network[name].layer) for name in at_end)
     trained = smooth or bool(kinds & FLOATS)
     rounds = (trained or bool(kinds & INTEGERS)) and _makes_codes(roles, node, outputs)
-    return table.make_range_observer(rounds=rounds, trains_float=rounds and not trained)
+    bits = WIDE_BITS if _is_of_wide(roles, node, outputs) else 8
+    return table.make_range_observer(
+        rounds=rounds, trains_float=rounds and not trained, num_bits=bits
+    )
+
+
+def _bits_of(quantizer: protocol.Quantizer) -> int | None:
+    """The bits of a quantizer of a layer's output."""
+    return getattr(quantizer, "num_bits", None)
+
+
+def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
+    """Whether a file computes the output of a layer, or of those that it absorbs, in 16 bits."""
+    is_linear = roles.of[node.name] is Role.LINEAR
+    if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
+        return True
+    for name in node.inputs:
+        maker = roles.network[roles.origin(name)]
+        output = outputs.get(maker.name)
+        is_wide = _is_of_wide(roles, maker, outputs)
+        if output is not None:
+            is_wide = _bits_of(output) == WIDE_BITS
+        if is_wide and roles.of[maker.name] is not Role.OPAQUE:
+            return True
+    return False
 
 
 def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
@@ -418,7 +451,7 @@ def _unclipped_streams(
 ) -> Iterator[str]:
     """Refuses signed streams of fewer than 8 bits that no fused activation can clip."""
     for name, quantizer in outputs.items():
-        if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits == 8:
+        if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits >= 8:
             continue
         is_signed = quantizer.is_symmetric and not quantizer.is_unit
         readers = [reader for reader in demands.of[name] if reader]
@@ -437,6 +470,26 @@ def _unclipped_streams(
                 "that a sum, a mean or the output makes or reads, expected 8, where int8 itself "
                 "saturates; set stream_bits=8, or override it for this layer.",
             )
+
+
+def _without_wide_kernels(
+    roles: Roles, demands: Demands, outputs: Mapping[str, protocol.Quantizer]
+) -> Iterator[str]:
+    """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
+    for name, quantizer in outputs.items():
+        kinds = {reader: kind for reader, kind in demands.of[name].items() if reader}
+        without = [layer for layer in (name, *kinds) if roles.of[layer] in _OF_8_BITS]
+        if _bits_of(quantizer) != WIDE_BITS or not without:
+            continue
+        linear = (reader for reader, kind in kinds.items() if kind == "linear")
+        wide = [reader for reader in linear if roles.policies[reader].activation_bits == WIDE_BITS]
+        fix = {reader: {"activation_bits": 8} for reader in wide} | {name: {"stream_bits": 8}}
+        yield LayerMessage(
+            name,
+            f"received 16 bits for a tensor of {', '.join(without)}, which no kernel computes in "
+            f"16, expected 8; give it 8 by BitPolicy(overrides={fix}), or use another function, "
+            "such as ReLU.",
+        )
 
 
 def _without_grid_of_state(
@@ -475,8 +528,14 @@ def _of_inputs(
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
             is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
+            asked = (roles.policies[reader.name] for reader in roles.whole.consumers(tensor))
+            is_wide = any(policy.activation_bits == WIDE_BITS for policy in asked)
+            is_wide &= input_type == "float32" and not is_fixed
             quantizer = table.make_input_quantizer(
-                input_type=input_type, fed_by=output, is_fixed=is_fixed
+                input_type=input_type,
+                fed_by=output,
+                is_fixed=is_fixed,
+                num_bits=WIDE_BITS if is_wide or input_type == "int16" else 8,
             )
             call = "codes"
         config = PlacedConfig(output=quantizer, inserted=True)

@@ -12,7 +12,7 @@ from pydantic_core import ArgsKwargs
 
 from sat_tf.core.dorefa import RESCALINGS
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid import is_bits
+from sat_tf.core.grid import WIDE_BITS, is_bits
 from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS, Processor
 from sat_tf.exact.tflite.input_range import (
     INPUT_TYPES,
@@ -42,6 +42,7 @@ from sat_tf.qat.policy_fields import (
     Rate,
     States,
     bits,
+    bits_of_activations,
     kernel_fields,
     pair_problems,
     plain_numbers,
@@ -82,7 +83,8 @@ class BitPolicy:
         weight_bits: bits of the weights of linear layers, 1 to 8, and of LSTMs, 2 to 8. None
             clamps and rescales them only: the paper's float model. First and last layer follow it
             then, and LSTMs keep 8.
-        activation_bits: bits of every tensor that enters a linear layer, 1 to 8. None keeps all
+        activation_bits: bits of every tensor that enters a linear layer, 1 to 8, or 16, codes of
+            int16 around 0, which are those of streams and outputs as well then. None keeps all
             activations float, streams included, and leaves rectifiers as they are.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
@@ -103,9 +105,10 @@ class BitPolicy:
             of the tensor it makes. weight_bits=None leaves the table of an Embedding float.
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
-            bottlenecks, inputs and outputs of pooling), 2 to 8. None keeps them float, as the paper
-            does. Those that can be negative have 8 where a sum, a mean or the output makes or reads
-            them; fewer are refused, because only int8 itself saturates there.
+            bottlenecks, inputs and outputs of pooling), 2 to 8, or 16 as with activation_bits. None
+            keeps them float, as the paper does. Those that can be negative have 8 or 16 where a
+            sum, a mean or the output makes or reads them; fewer are refused, because only the
+            integers of a file themselves saturate there.
         requantize_streams: False: linear layers read streams as they are, at stream bits, which
             costs nothing in the file and keeps what few bits would lose. True: they read them
             at `activation_bits`, through an inserted quantizer. Float streams always are.
@@ -143,11 +146,12 @@ class BitPolicy:
             or one of your own; see `sat_tf.configs.activation_quantizer`.
         activation_options: its settings, {"name": value}.
         input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
-            scale and a zero point from data, and "float32", real values that a QUANTIZE in the file
-            makes such codes of, for inputs that are not pictures. {"input name": type} gives each
-            input its own. None is "uint8", and to `requantize` what the model has. An input that
-            only layers left float read stays as it is, unless this or `input_range` speaks of it;
-            one whose readers take it for ids, in any case.
+            scale and a zero point from data, "int16", codes of 16 bits around 0, and "float32",
+            real values that a QUANTIZE in the file makes such codes of, of 16 bits where a layer
+            reads them with activation_bits=16, for inputs that are not pictures. {"input name":
+            type} gives each input its own. None is "uint8", and to `requantize` what the model has.
+            An input that only layers left float read stays as it is, unless this or `input_range`
+            speaks of it; one whose readers take it for ids, in any case.
         states: {"output name": "input name"}: outputs of a streaming model that are fed back to its
             inputs with the next frame. The two of a pair have one grid, which calibration sets and
             training leaves as it is, and the file takes and gives its int8 codes, whatever
@@ -160,9 +164,9 @@ class BitPolicy:
     """
 
     weight_bits: Annotated[int | None, bits("not rounded")] = 4
-    activation_bits: Annotated[int | None, bits("activations stay float")] = 4
+    activation_bits: Annotated[int | None, *bits_of_activations("activations stay float")] = 4
     first_last_weight_bits: Annotated[int | None, bits("same as weight_bits")] = 8
-    stream_bits: Annotated[int | None, bits("streams stay float", fewest=2)] = 8
+    stream_bits: Annotated[int | None, *bits_of_activations("streams stay float", fewest=2)] = 8
     requantize_streams: bool = False
     weight_grid: Annotated[str, one_of(GRID_NAMES)] = "packed"
     first_last_weight_grid: Annotated[
@@ -278,6 +282,9 @@ class BitPolicy:
         (8, 'auto')
         """
         fields = self._given(layer_name, annotation)
+        reads = fields.get("activation_bits", self.activation_bits)
+        if reads == WIDE_BITS and self.stream_bits is not None:  # kernels that read int16 make it
+            fields.setdefault("stream_bits", WIDE_BITS)
         if not fields and not end:
             return self
         if "weight_bits" in fields or end:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PlainValidator
 
-from sat_tf.core.grid import AUTOMATIC, GRIDS, is_bits
+from sat_tf.core.grid import AUTOMATIC, GRIDS, WIDE_BITS, is_bits
 from sat_tf.exact.tflite.input_range import plain_range, range_problem, type_problem
 from sat_tf.messages import warn
 from sat_tf.messages.validation import plain
@@ -111,6 +111,19 @@ def bits(none: str, *, fewest: int = 1) -> Any:
     return Field(ge=fewest, le=8, description=expected)
 
 
+def bits_of_activations(none: str, *, fewest: int = 1) -> list[Any]:
+    """Returns the marks of bits of activations, int8's or int16's, or None, and what that means."""
+    expected = f"an integer from {fewest} to 8, 16, or None ({none})"
+
+    def checked(value: Any) -> Any:
+        is_int8 = is_bits(value) and value >= fewest
+        if value is None or is_int8 or (type(value) is int and value == WIDE_BITS):
+            return value
+        raise ValueError(f"expected {expected}")
+
+    return [PlainValidator(checked), Field(description=expected)]
+
+
 def _options(value: Any) -> Frozen:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ValueError("expected a mapping of the quantizer's options by name")
@@ -190,6 +203,11 @@ Overrides = Annotated[Mapping[str, Mapping[str, Any]], PlainValidator(_overrides
 def pair_problems(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with bits, grid and quantizer of one layer, one line a problem."""
     problems = []
+    if values.get("activation_bits") == WIDE_BITS and values.get("stream_bits", 8) is None:
+        problems.append(
+            "activation_bits=16 with stream_bits=None: codes of 16 bits show the last bits of "
+            "float streams, in which machines differ; give stream_bits as well."
+        )
     # Float activations or streams are the paper's setting, for experiments; integers are for files.
     is_for_files = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
     for bits, grid, bits_field, grid_field, _ in _kernels(values):

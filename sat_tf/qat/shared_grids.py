@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.core.grid import observed_ends
+from sat_tf.core.grid import WIDE_BITS, observed_ends
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
@@ -23,7 +23,7 @@ from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quantizer
 from sat_tf.quantizers.values import COUNT, ENDS
 
-_CODES_OF_FILE = 256
+_CODES_OF_INT8 = 256
 # The units in the last place that a level may move until float32 has the ends of its scale.
 _MOST_UNITS = 64
 
@@ -90,13 +90,15 @@ class SharedGrids:
         for grid in self._grids.values():
             if (seen := self._seen.get(grid.holder)) is None:
                 continue
-            layer, num_codes, step = self._network[grid.holder].layer, _CODES_OF_FILE, seen.step
+            layer, step = self._network[grid.holder].layer, seen.step
+            num_codes = 2**layer.quantize_config.output.num_bits
             if step is None:
                 lowest, highest = (float(layer.output_variables[end].numpy()) for end in ENDS)
+                if num_codes > _CODES_OF_INT8:  # around 0
+                    highest = max(highest, -lowest)
+                    lowest = -highest
                 step = max(highest - lowest, 1e-30) / (num_codes - 1)
-            else:
-                num_codes = 2**layer.quantize_config.output.num_bits
-            few = math.isqrt(num_codes)  # half of the bits
+            few = math.isqrt(min(num_codes, _CODES_OF_INT8))  # half of the bits
             counts = {n: int(np.ptp(np.rint(ends / step))) + 1 for n, ends in seen.ends.items()}
             coarse = [n for n, codes in counts.items() if codes < min(few, seen.distinct[n] / 2)]
             if coarse:
@@ -131,6 +133,8 @@ def give_inputs_their_grids(network: Network) -> None:
 def _ends_of_grid(layer: QuantizedLayer) -> tuple[np.float32, np.float32] | None:
     """The ends of an observed range with the grid of a layer; None without any."""
     quantizer: Any = layer.quantize_config.output
+    if quantizer.num_bits == WIDE_BITS:  # inputs keep their own
+        return None
     if quantizer.is_fixed:
         low, high = (np.float32(layer.output_variables[end].numpy()) for end in ENDS)
         return low, high

@@ -19,7 +19,7 @@ from sat_tf.core.grid import scale_and_zero
 from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 
 # The power p of the error by bit width.
-_POWERS = {8: 4}
+_POWERS = {8: 4, 15: 4, 16: 4}
 _USUAL_POWER = 2
 # A range is not symmetric where that makes the error, in codes, smaller by this factor or more.
 _WORTH_A_SKEW = 0.95
@@ -105,10 +105,17 @@ def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, floa
     return larger, (above - below) / larger
 
 
-def best_observed_range(sample: SampledValues) -> tuple[float, float]:
-    """The 8-bit ends with the least squared error; those of all values where that gains little."""
+def best_observed_range(
+    sample: SampledValues, num_bits: int = _OBSERVED_BITS
+) -> tuple[float, float]:
+    """The ends with the least squared error; those of all values where that gains little.
+
+    It gains nothing at 16 bits.
+    """
     errors = _Errors(sample, _USUAL_POWER)
     full = _full_range(sample, errors)
+    if num_bits > _OBSERVED_BITS:
+        return float(full[0]), float(full[1])
     ends, smallest = _best_ends(errors, _OBSERVED_BITS, full, full)
     of_full = _error_of_ends(errors, _OBSERVED_BITS, full)
     if smallest >= _WORTH_CLIPPING**errors.power * of_full:

@@ -10,7 +10,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sat_tf.core.asymmetric import quantize_observed
-from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point
+from sat_tf.core.grid import (
+    LARGEST_INT16,
+    SMALLEST_RANGE,
+    WIDE_BITS,
+    scale_and_zero_point,
+    wide_scale,
+)
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange
 from sat_tf.messages import warn
@@ -40,7 +46,7 @@ _WARNING_BATCHES = (0.0, 15.0)
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class RangeObserver(Quantizer):
-    """Remembers the range of a tensor, for the 8-bit codes of the export.
+    """Remembers the range of a tensor, for the codes of the export.
 
     `sat_tf.calibrate` sets the range, `lowest` and `highest`, to what its images let expect. In
     training it takes in the extremes of every batch, and never shrinks: a mean over batches would
@@ -60,6 +66,7 @@ class RangeObserver(Quantizer):
     # Whether training leaves the range as calibration has set it: that of a state, which is one
     # range at the input and at the output.
     is_fixed: bool = False
+    num_bits: int = 8  # The bits of the codes in files, 8 or 16.
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -72,6 +79,8 @@ class RangeObserver(Quantizer):
         unset = (name for name in ("trains_float", "is_fixed", "fed_by") if not config.get(name))
         for name in unset:
             config.pop(name, None)
+        if self.num_bits == 8:
+            config.pop("num_bits", None)
         return config
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
@@ -86,10 +95,13 @@ class RangeObserver(Quantizer):
             variables[name].assign(value)
 
     def code_range(self, variables: Variables) -> CodeRange | None:
-        """The 256 codes of the range; None where nothing but zeros was observed."""
+        """The codes of the range; None where nothing but zeros was observed."""
         low, high = (np.float64(variables[name].numpy()) for name in ENDS)
         if high - low < SMALLEST_RANGE:
             return None
+        if self.num_bits == WIDE_BITS:
+            scale = np.float32(wide_scale(low, high, np.maximum))
+            return CodeRange(scale, np.float32(-LARGEST_INT16 - 1), 2 * LARGEST_INT16 + 1)
         scale, zero_point = scale_and_zero_point(low, high, np.rint)
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
@@ -100,7 +112,8 @@ class RangeObserver(Quantizer):
         if not self.rounds or (self.trains_float and is_known and training):
             return inputs
         n = namespace(inputs)
-        rounded = quantize_observed(inputs, *(n.tensor(variables[name]) for name in ENDS))
+        lowest, highest = (n.tensor(variables[name]) for name in ENDS)
+        rounded = quantize_observed(inputs, lowest, highest, self.num_bits)
         if self.trains_float and not is_known:
             return n.where(n.cast(training, "bool"), inputs, rounded)
         return rounded
@@ -121,13 +134,15 @@ class RangeObserver(Quantizer):
 
 
 class InputQuantizer(RangeObserver):
-    """Quantizes an input that is no image to 8 bits; files take the codes, "int8", or "float32".
+    """Quantizes an input that is no image to 8 or 16 bits; files take codes, or "float32".
 
     A state is `fed_by` the output of that name. Any input that has the grid of a state `is_fixed`.
     """
 
-    def __init__(self, *, input_type: str, fed_by: str = "", is_fixed: bool = False) -> None:
-        super().__init__(rounds=True, is_fixed=is_fixed)
+    def __init__(
+        self, *, input_type: str, fed_by: str = "", is_fixed: bool = False, num_bits: int = 8
+    ) -> None:
+        super().__init__(rounds=True, is_fixed=is_fixed, num_bits=num_bits)
         self.input_type, self.fed_by = input_type, fed_by
 
 

@@ -74,8 +74,13 @@ class ClippingQuantizer(ActivationQuantizer):
 class UpToItsLevel(WithSurrogate, ClippingQuantizer):
     """A quantizer whose largest value is its clipping level; where `signed`, on both sides."""
 
+    @property
+    def grid_bits(self) -> int:
+        """The bits of its grid in `core`."""
+        return grid.bits_in_file(self.num_bits, signed=self.signed)
+
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        return self.quantized(inputs, self.level(variables), bits_of(self.num_bits, variables))
+        return self.quantized(inputs, self.level(variables), bits_of(self.grid_bits, variables))
 
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
         """The values of `pact.quantize_activation`."""
@@ -85,7 +90,7 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
-        return _up_to(variables[CLIPPING_LEVEL], self.num_bits, self.signed)
+        return _up_to(variables[CLIPPING_LEVEL], self.grid_bits, self.signed)
 
     def float_twin(self, inputs: Tensor) -> Tensor:
         """The tensor without rounding and with no clipping but the rectifier's own."""
@@ -100,13 +105,14 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return float(namespace(level).tensor(level))
 
     def best_level(self, sample: SampledValues) -> float:
-        return best_clipping_level(sample, self.num_bits, signed=self.signed)
+        return best_clipping_level(sample, self.grid_bits, signed=self.signed)
 
 
 class PactQuantizer(UpToItsLevel):
     """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
     policy_name: ClassVar[str] = "pact"
+    takes_wide: ClassVar[bool] = True
     signed = False
 
     @classmethod
@@ -117,6 +123,10 @@ class PactQuantizer(UpToItsLevel):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         reach = request.reach
+        if request.num_bits == grid.WIDE_BITS:  # around 0
+            signed = request.signed or (reach is not None and reach.is_negative)
+            request = dataclasses.replace(request, reach=None, skews=False, signed=signed)
+            reach = None
         quantizer_class: type[ActivationQuantizer] = cls
         if reach is None:
             quantizer_class = StreamQuantizer if request.signed else cls

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 from sat_tf.arguments import is_number
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
-from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
+from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, WIDE_BITS, is_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import did_you_mean
@@ -53,7 +53,7 @@ class VariableSpec:
 def bits_of(num_bits: int, variables: Variables) -> Any:
     """The bits of a quantizer; a tensor where there is a floor that comes down in training."""
     floor = variables.get(BIT_FLOOR)
-    if floor is None or num_bits == 8:  # nothing is above
+    if floor is None or num_bits >= 8:  # nothing is above
         return num_bits
     n = namespace(floor)
     return n.maximum(n.tensor(floor), num_bits)
@@ -455,7 +455,7 @@ class WeightQuantizer(Quantizer):
 class ActivationRequest:
     """The settings that a policy and the graph give to the quantizer of one tensor."""
 
-    num_bits: int  # 1 to 8.
+    num_bits: int  # 1 to 8, or 16.
     signed: bool = False  # Whether values can be negative.
     # The values that a function can give, where one tells the range of the tensor.
     reach: Reach | None = None
@@ -470,13 +470,14 @@ class ActivationRequest:
 
 
 class ActivationQuantizer(Quantizer):
-    """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits.
+    """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits, or of 16.
 
     Required: the constructor, `__call__` and `code_range`; with a clipping level,
     `ClippingQuantizer` has the rest of what is required.
     """
 
     num_bits: int  # Bits of the codes.
+    takes_wide: ClassVar[bool] = False  # Whether it has codes of 16 bits.
     # Whether it has codes for negative values. One that has none gives 0 for them, and takes the
     # place of a rectifier in front of it, unless `rectifies` says otherwise.
     signed: bool = False
@@ -505,13 +506,20 @@ class ActivationQuantizer(Quantizer):
 
     @classmethod
     def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
-        """Returns what is wrong with the gradient of a policy that names the quantizer."""
+        """Returns what is wrong with bits and gradient of a policy that names the quantizer."""
+        problems = [
+            f"{field}=16 with activation_quantizer={cls.policy_name!r}: expected an integer from 1 "
+            "to 8, or 'pact', which has codes of 16 bits."
+            for field in ("activation_bits", "stream_bits")
+            if fields.get(field) == WIDE_BITS and not cls.takes_wide
+        ]
         gradient = fields.get("clipping_gradient")
         if gradient in (None, "calibrated") or not cls.has_own_gradient:
-            return []
+            return problems
         return [
+            *problems,
             f"clipping_gradient={gradient!r} with activation_quantizer={cls.policy_name!r}: that "
-            "quantizer has a gradient of its own; leave clipping_gradient out."
+            "quantizer has a gradient of its own; leave clipping_gradient out.",
         ]
 
     @abc.abstractmethod

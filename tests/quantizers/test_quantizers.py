@@ -550,3 +550,47 @@ def test_the_best_level_has_no_larger_error_than_any_other(bits):
     best = quantizer.best_level(SampledValues(values, 0.0))
     # Floats round the same levels in another order.
     assert error(best) <= min(error(np.max(values) * i / 20.0) for i in range(1, 21)) * 1.0001
+
+
+# -- 16 bits ---------------------------------------------------------------------------------------
+
+
+def _wide(**request):
+    return PactQuantizer.create(ActivationRequest(num_bits=16, **request))
+
+
+@pytest.mark.parametrize(
+    ("request_", "ends"),
+    [
+        ({"signed": False}, (0, 32767)),
+        ({"signed": True, "skews": True}, (-32767, 32767)),
+        ({"reach": Reach(-0.3)}, (-32767, 32767)),
+        ({"reach": asymmetric.UNIT}, (0, 32767)),
+    ],
+)
+def test_codes_of_16_bits_are_around_0_whatever_the_range(request_, ends):
+    quantizer = _wide(**request_)
+    variables = make_variables(keras.layers.Layer(), quantizer.variables((None, 4)))
+    found = quantizer.code_range(variables)
+    assert found.ends == ends
+    assert float(found.scale) == pytest.approx(quantizer.initial_clipping_level / 32767, rel=1e-6)
+    values = tf.random.stateless_normal((1000,), (1, 2), stddev=5.0)
+    codes = quantizer(values, False, variables) / found.scale
+    expected = reference.round_half_up(values.numpy().astype(np.float64) / float(found.scale))
+    expected = np.clip(expected, *ends)
+    # float32 has 8 bits below a code: a few values next to a tie get the other one.
+    assert np.max(np.abs(codes - expected)) < 1.01
+    assert np.mean(np.abs(codes - expected) > 0.01) < 0.01
+
+
+def test_an_observer_of_16_bits_is_symmetric_and_saves_its_bits():
+    observer = RangeObserver(rounds=True, num_bits=16)
+    variables = make_variables(keras.layers.Layer(), observer.variables((None, 4)))
+    observer.remember(-1.0, 4.0, variables, 1)
+    found = observer.code_range(variables)
+    assert found.ends == (-32768, 32767)
+    assert float(found.scale) == np.float32(4.0 / 32767)
+    rounded = observer(tf.constant([-1.0, 0.0, 5.0]), False, variables)
+    np.testing.assert_allclose(rounded, [-1.0, 0.0, 4.0], atol=float(found.scale))
+    assert deserialize_quantizer(serialize_quantizer(observer)) == observer
+    assert "num_bits" not in RangeObserver().get_config()  # as earlier releases have it

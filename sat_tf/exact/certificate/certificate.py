@@ -120,7 +120,7 @@ class Certificate(Displayed, CertificateRecord):
         for count in self.tensors:
             words = rules.sentence("codes_headline", self, count)
             if tensor := codes.get(count.name):
-                ends = (tensor.first, tensor.first + len(tensor.counts) - 1)
+                ends = (tensor.first, tensor.last)
                 low, high = (f"{tensor.step * end:.4g}" for end in ends)
                 words += f"; {tensor.bits} bits, {tensor.codes_used} codes occur, {low} to {high}"
             marks[count.name] = Mark(words, BAD if count.codes_differing else GOOD)

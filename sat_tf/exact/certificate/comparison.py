@@ -209,14 +209,12 @@ class TrainedCounter:
             if not product.real:
                 multipliers = linear.requantization_multipliers(graph, product).astype(np.float64)
                 shares[product.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
-        shares |= {
-            op.output: share
-            for op in graph.operations
-            if (share := op.share_rounded_otherwise(graph))
-        }
         for op in graph.operations:
-            if op.moves and op.inputs[0] not in trained.names:  # the rows of an image, for example
-                shares.setdefault(op.output, shares.get(op.inputs[0], 0.0))
+            if share := op.share_rounded_otherwise(graph):
+                shares[op.output] = shares.get(op.output, 0.0) + share
+            elif op.keeps_grid:  # of tensors that no layer of Keras makes
+                parts = (shares.get(name, 0.0) for name in op.inputs if name not in trained.names)
+                shares[op.output] = max(parts, default=0.0)
         self._tensors = {
             name: TrainedCount(name, tensor.shape, explained_share=shares.get(name, 0.0))
             for name, tensor in ((name, graph.tensors[name]) for name in trained.names)
@@ -316,20 +314,30 @@ class TrainedCounter:
         return list(self._tensors.values())
 
 
+# A histogram has as many places: each integer of a byte, or 256 of 16 bits together.
+_PLACES = 256
+
+
+def _width(dtype: np.dtype) -> int:
+    """Returns how many integers of a type share a place of a histogram."""
+    return int(256**dtype.itemsize) // _PLACES
+
+
 class CodesRecorder:
     """Counts and hashes the codes of every integer tensor of the simulation."""
 
     def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
         self._graph = graph
         self._operators = operators
-        self._counts = {name: np.zeros(256, np.int64) for name in graph.integer_tensors}
+        self._counts = {name: np.zeros(_PLACES, np.int64) for name in graph.integer_tensors}
         self._hashes = {name: hashlib.sha256() for name in self._counts}
 
     def add(self, simulated: dict[str, np.ndarray]) -> None:
         """Counts a batch."""
         for name, counts in self._counts.items():
             stored, dtype = simulated[name], self._graph.codes(name).dtype
-            counts += np.bincount(stored.reshape(-1) - np.iinfo(dtype).min, minlength=256)
+            from_lowest = stored.reshape(-1) - np.iinfo(dtype).min
+            counts += np.bincount(from_lowest // _width(dtype), minlength=_PLACES)
             self._hashes[name].update(stored.astype(dtype).tobytes())
 
     def result(self) -> list[TensorCodes]:
@@ -343,6 +351,7 @@ class CodesRecorder:
         def recorded(name: str, counts: np.ndarray) -> TensorCodes:
             codes = self._graph.codes(name)
             start, size = codes.lowest - np.iinfo(codes.dtype).min, codes.highest - codes.lowest + 1
+            width = _width(codes.dtype)
             return TensorCodes(
                 name=name,
                 operator=self._operators[name],
@@ -351,7 +360,8 @@ class CodesRecorder:
                 step=float(codes.scale),
                 zero_point=codes.zero_point,
                 lowest=codes.lowest,
-                counts=counts[start : start + size].tolist(),
+                counts=counts[start // width : (start + size) // width].tolist(),
+                width=width,
                 sha256=self._hashes[name].hexdigest(),
                 weights=weights.get(name, {}),
             )

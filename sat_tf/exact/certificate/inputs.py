@@ -10,7 +10,7 @@ import numpy as np
 
 from sat_tf.exact.certificate.outputs import as_array
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.tflite.tensors import Image, Pixels, arrays_of
+from sat_tf.exact.tflite.tensors import CODE_TYPES, Image, Pixels, arrays_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,10 @@ def image_problems(
     elif images.dtype != kind and (kind == "uint8" or not is_real):
         expected = {
             "uint8": "uint8 pixels from 0 to 255; pass the images as they were before any scaling",
-            "int8": f"real values or the int8 codes of them; {_AS_KERAS_TAKES_THEM}",
+            **{
+                codes: f"real values or the {codes} codes of them; {_AS_KERAS_TAKES_THEM}"
+                for codes in CODE_TYPES
+            },
         }.get(kind, f"real values; {_AS_KERAS_TAKES_THEM}")
         problems.append(f"received {images.dtype}, expected {expected}.")
     elif not is_finite:

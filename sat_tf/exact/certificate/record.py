@@ -122,16 +122,23 @@ class TensorCodes:
     step: float  # The real value of one code in the units of the file.
     zero_point: int  # The stored integer of real 0.
     lowest: int  # The smallest stored integer.
-    counts: list[int]  # How often each stored integer from `lowest` on occurs.
-    sha256: str  # The hash of all stored integers, as int8, image by image.
+    # How often each stored integer from `lowest` on occurs, or each `width` neighbouring ones do.
+    counts: list[int]
+    sha256: str  # The hash of all stored integers, in their type, image by image.
     # How often each weight code of the operator occurs, without the factor that codes are
     # multiplied by; empty where it has no weights.
     weights: dict[int, int]
+    width: int = 1  # The number of stored integers that are counted together.
 
     @property
     def codes_used(self) -> int:
-        """The number of different codes that occur."""
+        """The number of different codes, or of groups of `width`, that occur."""
         return sum(count > 0 for count in self.counts)
+
+    @property
+    def last(self) -> int:
+        """Its largest code."""
+        return self.first + self.width * len(self.counts) - 1
 
     @property
     def first(self) -> int:

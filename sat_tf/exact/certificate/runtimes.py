@@ -98,6 +98,8 @@ _TO_INSTALL = {
 FIRST_RELEASES = {Storage.INT8: "1.0.0", Storage.INT4: "1.3.0", Storage.INT2: "2.1.2"}
 # The first release whose XNNPACK pads nothing where windows of SAME end early.
 FIRST_WITH_EARLY_ENDS = "2.2.0"
+# The release with which files of 16 bits were compared; no other was tried.
+FIRST_WITH_WIDE = "2.3.0"
 _CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
 
 
@@ -108,6 +110,10 @@ def first_release(matrices: Iterable[Storage], contents: Contents | None = None)
     '1.3.0'
     """
     needed = [FIRST_RELEASES[storage] for storage in (Storage.INT8, *matrices)]
+    if contents is not None and any(
+        tensor.type == "INT16" and tensor.scales.size for tensor in contents.tensors
+    ):
+        needed.append(FIRST_WITH_WIDE)
     if contents is not None and any(map(_ends_early, contents.operators)):
         needed.append(FIRST_WITH_EARLY_ENDS)
     return max(needed, key=lambda release: [int(number) for number in release.split(".")])

@@ -131,16 +131,20 @@ def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple
         outputs, kept = run(plain, image)[0], run(keeping, image)[0]
         if not kit["not_compared"]:  # without kept tensors, float layers may run in other pieces
             outputs_differing += sum(int(np.count_nonzero(x != y)) for x, y in zip(outputs, kept))
-        codes = np.frombuffer(read(f"codes/{number}") if kit["has_codes"] else b"", np.int8)
+        codes = read(f"codes/{number}") if kit["has_codes"] else b""
         for row, tensor, over_all in zip(rows, kit["tensors"], hashes):
-            computed = keeping.get_tensor(places[row["name"]]).astype(np.int8).reshape(-1)
-            expected, codes = codes[: computed.size], codes[computed.size :]
-            over_all.update(computed.tobytes())
+            computed = keeping.get_tensor(places[row["name"]]).reshape(-1)
+            if computed.dtype != np.int16:
+                computed = computed.astype(np.int8)
+            content = computed.tobytes()
+            expected, codes = codes[: len(content)], codes[len(content) :]
+            over_all.update(content)
             row["codes_compared"] += computed.size
-            if sha256(computed.tobytes()) != tensor["images"][number]:
+            if sha256(content) != tensor["images"][number]:
                 row["images"].append(number)
                 if kit["has_codes"]:
-                    row["codes_differing"] += int(np.count_nonzero(computed != expected))
+                    differs = computed != np.frombuffer(expected, computed.dtype)
+                    row["codes_differing"] += int(np.count_nonzero(differs))
     for row, over_all in zip(rows, hashes):
         row["sha256"] = over_all.hexdigest()
         if row["images"] and not kit["has_codes"]:

@@ -197,8 +197,12 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the codes of all tensors that machines must agree on, int8 (1, ...), by image."""
+    """Yields the codes of all tensors that machines must agree on, (1, ...), by image.
+
+    They are int8, or int16 where they have 16 bits.
+    """
     graph, names = subject.graph, tensors_of(subject.graph)[0]
+    types = {name: f"int{graph.codes(name).bits}" for name in names}
     left_float = graph.layers_left_float
     runtime = Runtime(subject.content, keep_tensors=True) if left_float else None
     for batch in batches(images, graph):
@@ -211,7 +215,7 @@ def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray
         with np.errstate(all="ignore"):
             tensors = simulate(graph, batch, of_runtime)
         for index in range(number_of(batch)):
-            yield {name: tensors[name][index : index + 1].astype(np.int8) for name in names}
+            yield {name: tensors[name][index : index + 1].astype(types[name]) for name in names}
 
 
 class Expected:

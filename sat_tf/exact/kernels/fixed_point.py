@@ -18,7 +18,7 @@ import numpy as np
 _MANTISSA_BITS = 31
 _SMALLEST_EXPONENT = -31
 # Sums and differences are taken with this many more bits.
-SUM_BITS = 20
+SUM_BITS, WIDE_SUM_BITS = 20, 15  # of codes of 8 and of 16 bits
 
 
 class Multipliers(NamedTuple):
@@ -125,7 +125,12 @@ def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
 
 
 def summed(
-    terms: Terms, scales: list[np.float32], output: np.float32, *, difference: bool = False
+    terms: Terms,
+    scales: list[np.float32],
+    output: np.float32,
+    *,
+    difference: bool = False,
+    bits: int = SUM_BITS,
 ) -> np.ndarray:
     """Returns the codes of a sum, or a difference, of two tensors.
 
@@ -133,10 +138,10 @@ def summed(
     brought to the scale of the output in the same way.
     """
     augend, addend = (
-        rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
+        rounded_twice_away(codes.astype(np.int64) << bits, multiplier)
         for codes, multiplier in zip(terms, summand_multipliers(scales), strict=True)
     )
-    return sum_as_codes(augend - addend if difference else augend + addend, scales, output)
+    return sum_as_codes(augend - addend if difference else augend + addend, scales, output, bits)
 
 
 def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
@@ -145,10 +150,12 @@ def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
     return [fixed_point(float(scale) / widest) for scale in scales]
 
 
-def sum_as_codes(total: np.ndarray, scales: list[np.float32], output: np.float32) -> np.ndarray:
-    """Returns sums with 20 more bits as codes."""
-    widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
-    return rescaled(total, widest / float(bits * output))
+def sum_as_codes(
+    total: np.ndarray, scales: list[np.float32], output: np.float32, bits: int = SUM_BITS
+) -> np.ndarray:
+    """Returns sums with 20 more bits, or as many as given, as codes."""
+    widest, unit = 2.0 * float(max(scales)), np.float32(1 << bits)
+    return rescaled(total, widest / float(unit * output))
 
 
 def rounded_away(values: np.ndarray) -> np.ndarray:
@@ -156,6 +163,11 @@ def rounded_away(values: np.ndarray) -> np.ndarray:
     whole = np.trunc(values)
     # The remainder is exact, whereas a sum with a half might not be.
     return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
+
+
+def moved_away(values: np.ndarray) -> np.ndarray:
+    """Rounds float32 values as Armv7 does: half a code away from zero, then towards it."""
+    return np.trunc(values + np.copysign(np.float32(0.5), values))
 
 
 def mean(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -> np.ndarray:
@@ -225,24 +237,29 @@ def mean_in_blocks(sums: np.ndarray, count: int, scales: Scales, zeros: Zeros) -
     return requantized_in_blocks(sums, multiplier, _MEANS) + (zeros[1] - int(moved))
 
 
-def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Returns codes of images' float32 values: blocks as XNNPACK rounds, the others by division."""
-    flat = real.reshape(len(real), -1)
-    product = np.rint(flat * (np.float32(1.0) / scale))
+def quantized_in_blocks(
+    real: np.ndarray, scale: np.float32, nearest: Callable[[np.ndarray], np.ndarray] = np.rint
+) -> np.ndarray:
+    """Returns codes of images' float32 values: blocks by a product, the others by division."""
+    flat = real.reshape(len(real), math.prod(real.shape[1:]))
+    product = nearest(flat * (np.float32(1.0) / scale))
     divided = rounded_away(flat.astype(np.float64) / np.float64(scale))
     codes = np.where(in_blocks(flat.shape[1], _REALS), product, divided)
     return np.asarray(codes.reshape(real.shape))
 
 
 def summed_in_blocks(
-    summands: list[np.ndarray], scales: list[np.float32], output_scale: np.float32
+    summands: list[np.ndarray],
+    scales: list[np.float32],
+    output_scale: np.float32,
+    bits: int = SUM_BITS,
 ) -> np.ndarray:
     """Returns the codes of a sum of two tensors, images on the first axis.
 
     In a block, a summand is shifted before its product, which is then rounded once; where a summand
     is one value throughout, the shift comes after the product, and rounds down.
     """
-    plain = summed(summands, scales, output_scale)
+    plain = summed(summands, scales, output_scale, bits=bits)
     length, is_one_value = stretch(*(codes.shape[1:] for codes in summands))
     size = _SUMS_WITH_ONE_VALUE if is_one_value else _SUMS
     if length < size:
@@ -251,11 +268,11 @@ def summed_in_blocks(
     for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True):
         wide, right = codes.astype(np.int64), multiplier.right
         if is_one_value:
-            product = high_product(wide << SUM_BITS, multiplier.mantissas) >> right
+            product = high_product(wide << bits, multiplier.mantissas) >> right
         else:
-            product = high_product(wide << np.maximum(SUM_BITS - right, 0), multiplier.mantissas)
+            product = high_product(wide << np.maximum(bits - right, 0), multiplier.mantissas)
         total = total + product
-    blocks = sum_as_codes(np.asarray(total), scales, output_scale)
+    blocks = sum_as_codes(np.asarray(total), scales, output_scale, bits)
     places = np.arange(math.prod(plain.shape[1:])) % length
     in_block = in_blocks(length, size)[places].reshape(plain.shape[1:])
     return np.where(in_block, blocks, plain)

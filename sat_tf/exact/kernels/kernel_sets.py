@@ -9,6 +9,7 @@ import functools
 import math
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,10 @@ class KernelSet:
     # Codes on another scale, from these, their scale and that of the output.
     rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
     gates: Gates  # The rounding of an LSTM.
+
+    def on(self, bits: int) -> "KernelSet":
+        """Returns the kernels that its runtime has for codes of 8 or of 16 bits."""
+        return _WIDE[self.name] if bits == 16 else self
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
@@ -323,6 +328,69 @@ ARM = dataclasses.replace(
 
 _ROWS = X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO, TOSA
 KERNEL_SETS: dict[str, KernelSet] = {row.name: row for row in _ROWS}
+
+
+# -- codes of 16 bits ------------------------------------------------------------------------------
+# XNNPACK takes none. The builtin kernels for them have vectors for quantization and for sums of two
+# tensors of one shape.
+
+
+def _wide_sums(
+    summands: list[np.ndarray],
+    scales: list[np.float32],
+    output: np.float32,
+    *,
+    difference: bool = False,
+) -> np.ndarray:
+    bits = fixed_point.WIDE_SUM_BITS
+    if difference or summands[0].shape[1:] != summands[1].shape[1:]:
+        return fixed_point.summed(summands, scales, output, difference=difference, bits=bits)
+    return fixed_point.summed_in_blocks(summands, scales, output, bits)
+
+
+def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
+    """Returns a row for 16 bits: its sums have 15 more bits, and its linear sums 64 in all."""
+    return dataclasses.replace(
+        REFERENCE,
+        name=kernels.name,
+        title=kernels.title,
+        **{
+            "linear": lambda work, sums, scales: (
+                fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+                if work.operator == "FULLY_CONNECTED"
+                else _products(sums, wide_multipliers(*scales), fixed_point.rounded_in_int64)
+            ),
+            "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
+            **rules,
+        },
+    )
+
+
+_WIDE_ROWS = (
+    *(
+        _wide(kernels, quantized=BUILTIN_X86.quantized, summed=_wide_sums)
+        for kernels in (X86, ARM, BUILTIN_X86, BUILTIN_ARM)
+    ),
+    _wide(
+        ARM_UNFUSED,
+        quantized=functools.partial(
+            fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away
+        ),
+        summed=_wide_sums,
+    ),
+    _wide(REFERENCE),
+    *(
+        _wide(
+            kernels,
+            linear=lambda work, sums, scales: _products(
+                sums, _multipliers(work, scales), fixed_point.rounded_in_int64
+            ),
+            product=kernels.product,
+        )
+        for kernels in (MICRO, TOSA)
+    ),
+)
+_WIDE = {row.name: row for row in _WIDE_ROWS}
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
 XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)

@@ -11,7 +11,7 @@ from rich.text import Text
 from sat_tf.exact.kernels.kernel_sets import X86, KernelSet
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite import tensors as stored
-from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, Tensor
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Image, Pixels, Tensor
 from sat_tf.messages.terminal import FittingTable, make_console
 
 _LISTING_WIDTH = 160
@@ -115,6 +115,11 @@ class Graph:
         """The tensors of codes, producers first."""
         output_names = [operation.output for operation in self.operations]
         return tuple(name for name in output_names if self.tensors[name].codes is not None)
+
+
+def wide_tensors(graph: Graph) -> list[str]:
+    """Returns the names of the tensors with codes of 16 bits."""
+    return [name for name in graph.integer_tensors if graph.codes(name).bits == WIDE]
 
 
 def graph_table(graph: Graph) -> Group:
@@ -224,11 +229,13 @@ def batches(images: Pixels, graph: Graph) -> list[Pixels]:
     """Splits the images into batches, so that the tensors of a graph fit into memory.
 
     A batch is one image where the file has TRANSPOSE_CONV, which holds the shape of its output, or
-    the operators of a layer left float, which may hold it.
+    the operators of a layer left float, which may hold it, or where kernels take blocks of values
+    that reach from one image into the next.
     """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
-    if graph.float_layers or any(operation.takes_one_image for operation in graph.operations):
+    operations = graph.operations
+    if graph.float_layers or any(op.takes_one_image or op.takes_blocks(graph) for op in operations):
         size = 1
     starts = range(0, stored.number_of(images), size)
     return [stored.some_of(images, start, start + size) for start in starts]

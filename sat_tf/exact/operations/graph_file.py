@@ -20,7 +20,7 @@ from sat_tf.exact.tflite import contents as file_contents
 from sat_tf.exact.tflite.contents import Contents, NotUnderstoodError, StoredOperator, StoredTensor
 from sat_tf.exact.tflite.input_range import KEPT_TYPES
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
-from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Tensors, is_one_state
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Image, Tensor, Tensors, is_one_state
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import first_ones, printable, shortened
 
@@ -182,7 +182,7 @@ def _with_states(graph: Graph, states: Any) -> Graph:
 
 
 # The types of inputs that are codes, with the smallest and the largest zero point.
-_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127)}
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (0, 0)}
 
 
 def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
@@ -196,7 +196,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         if not (is_grid and np.isfinite(scales[0]) and scales[0] > 0):
             raise NotUnderstoodError(
                 f"its input is {image.type} with the scales {first_ones(scales)} and the zero "
-                f"points {first_ones(points)}, expected one of each, of UINT8 or INT8"
+                f"points {first_ones(points)}, expected one of each, of {', '.join(_INPUT_TYPES)}"
             )
     progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
@@ -241,7 +241,9 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     """Returns an input of a file as callers see it, once the file's operators are read."""
     shape, dtype = found.shape[1:], found.type.lower()
     if found.scales.size:
-        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=dtype)
+        bits = WIDE if dtype == "int16" else 8
+        grid = found.scales[0], int(found.zero_points[0])
+        return Image(found.name, shape, *grid, type=dtype, bits=bits)
     readers = [operation for operation in progress.operations if found.name in operation.inputs]
     are_numbers = found.holds_numbers or any(reader.reads_numbers for reader in readers)
     if are_numbers or not any(reader.is_simulated for reader in readers):
@@ -249,7 +251,7 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     # Its codes, where the first operation on it quantizes it.
     grids = (progress.tensors[reader.output].codes for reader in readers if reader.is_simulated)
     codes = next(filter(None, grids), Codes(np.float32(1.0 / 128.0), 0))
-    return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype)
+    return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype, bits=codes.bits)
 
 
 def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
@@ -274,6 +276,8 @@ def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
     if is_own:
         reading[0].expect_own_form(view)
     _add(reading, view)
+    if problem := reading[0].bits_problem(Graph("", progress.tensors, (), (), "")):
+        raise NotUnderstoodError(problem)
     return reading[0]
 
 
@@ -336,7 +340,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
     progress = Progress(contents.inputs)
     reasons: dict[str, str] = {}
     for image in contents.inputs:
-        if image.type == "INT8":
+        if image.type in ("INT8", "INT16"):
             _note(image, progress)
     for operator in contents.operators:
         for place, output in enumerate(operator.outputs):

@@ -9,14 +9,25 @@ import numpy as np
 
 from sat_tf.exact.kernels.kernel_sets import LinearWork, narrow_multipliers, wide_multipliers
 from sat_tf.exact.operations import windows
-from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
+from sat_tf.exact.operations.operation import (
+    WIDE_ALIKE,
+    Basis,
+    Made,
+    Operation,
+    Portability,
+    stored_codes,
+)
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
+from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Storage, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
-_INT32 = 2**31 - 1
+_INT32, _INT48 = 2**31 - 1, 2**47 - 1
+# The share of codes of 16 bits that rounding multipliers to 15 may move: by half a code at most.
+_SHARE_OF_WIDE = 0.5
+# Kernels for 16 bits take multipliers below this.
+_LARGEST_WIDE_MULTIPLIER = 128.0
 
 _DEQUANTIZE = Operator("DEQUANTIZE", 2, "DequantizeOptions")
 _OPERATORS = {
@@ -74,6 +85,10 @@ class Linear(Operation):
         return self.storage is not Storage.INT8 and not self.is_product
 
     @property
+    def takes_wide(self) -> bool:
+        return True
+
+    @property
     def takes_one_image(self) -> bool:
         """See `Operation`: TRANSPOSE_CONV reads the shape of its output."""
         return self.kind is LinearKind.TRANSPOSED
@@ -88,9 +103,10 @@ class Linear(Operation):
         """Whether its operator in the file is a matrix product."""
         return self.operator_kind is LinearKind.FULLY_CONNECTED
 
-    @property
-    def largest_sum(self) -> int:
-        """The magnitude that sum and bias may reach together before its kernel overflows."""
+    def largest_sum(self, source: Codes) -> int:
+        """Returns the magnitude of sum and bias, of codes on a grid, from which it overflows."""
+        if source.bits == WIDE:
+            return _INT48
         # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around silently.
         shifted = self.storage is Storage.INT4 and not self.is_builtin
         return _INT32 >> (4 if shifted else 0)
@@ -100,6 +116,18 @@ class Linear(Operation):
         widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
         magnitudes = np.abs(self.kernel.astype(np.int64))
         return np.asarray(np.sum(magnitudes, axis=self.inner_axes) * widest)
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        if self.real or graph.codes(self.output).bits != WIDE:
+            return None
+        largest = float(np.max(requantization_multipliers(graph, self)))
+        if largest < _LARGEST_WIDE_MULTIPLIER:
+            return None
+        return (
+            f"received weights of which one unit is up to {largest:.4g} output codes of 16 bits, "
+            f"expected less than {_LARGEST_WIDE_MULTIPLIER:g}; a normalization or a clipping level "
+            "has diverged: call sat_tf.calibrate, or go back to an earlier checkpoint."
+        )
 
     @property
     def channel_axis(self) -> int:
@@ -162,8 +190,15 @@ class Linear(Operation):
         shape = graph.tensors[self.inputs[0] if transposed else self.output].shape
         return math.prod(shape[:-1]) * int(self.kernel.size)
 
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: multipliers for 16 bits have 15, and training has all of a scale's."""
+        is_wide = not self.real and graph.codes(self.output).bits == WIDE
+        return _SHARE_OF_WIDE if is_wide and not self.is_product else 0.0
+
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
+        if graph.codes(self.output).bits == WIDE:
+            return Portability(Basis.RULE, WIDE_ALIKE)
         if not self.is_builtin:
             return super().portability_of_codes(graph)
         why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
@@ -184,12 +219,17 @@ class Linear(Operation):
             products = windows.products(source, self.real_kernel, self.kind, self.window)
             return np.asarray(products + self.bias.astype(np.float32), np.float32)
         zero_point = graph.codes(self.inputs[0]).zero_point
-        sums = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
+        if graph.codes(self.inputs[0]).bits == WIDE:
+            sums = windows.products(
+                source.astype(exact), self.kernel.astype(exact), self.kind, self.window, exact=True
+            )
+        else:
+            sums = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
         accumulated = sums.astype(exact) + self.bias
-        products = graph.kernels.linear(self.work(graph), accumulated, scales)
+        products = graph.kernels.on(output.bits).linear(self.work(graph), accumulated, scales)
         return stored_codes(products, output)
 
     def work(self, graph: Tensors) -> LinearWork:
@@ -238,7 +278,8 @@ class Linear(Operation):
         else:
             source, output = (writer.graph.codes(name) for name in (self.inputs[0], self.output))
             bias_scales = (source.scale * scales).astype(np.float32)
-            bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.int32), bias_scales)
+            biases = self.bias.astype(np.int64 if source.bits == WIDE else np.int32)
+            bias = writer.constant(f"{self.output}/bias", biases, bias_scales)
             options |= fused_activation(output)
         reads: list[int | str] = [*self.inputs, weights, bias]
         if self.kind is LinearKind.TRANSPOSED:
@@ -295,9 +336,12 @@ class Linear(Operation):
                 keeps_dimensions = keeps
         if pixelwise:
             linear_kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
+        is_wide = codes is not None and codes.bits == WIDE
         bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
         if has_bias:
-            bias = operator.constant(2, "FLOAT32" if real else "INT32")
+            bias = operator.constant(2, "FLOAT32" if real else "INT64" if is_wide else "INT32")
+        elif is_wide:
+            raise NotUnderstoodError("it has no bias, whose type kernels of 16 bits go by")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
         window = WHOLE
@@ -329,7 +373,7 @@ class Linear(Operation):
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
         if source_codes is not None:
             sums = operation.largest_sums(source_codes) + np.abs(operation.bias)
-            if np.max(sums, initial=0) > operation.largest_sum:
+            if np.max(sums, initial=0) > operation.largest_sum(source_codes):
                 raise NotUnderstoodError("its sums and biases may overflow in kernels")
         return operation, codes
 
@@ -375,7 +419,8 @@ def map_linear(
 def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
     """Returns the output codes of one accumulator unit in each channel, as its kernel has them."""
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
-    multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
+    is_builtin = linear.is_builtin or output.bits == WIDE
+    multipliers = wide_multipliers if is_builtin else narrow_multipliers
     return multipliers(source.scale, linear.scales, output.scale)
 
 

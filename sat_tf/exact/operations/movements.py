@@ -24,6 +24,7 @@ def _move(
             settings["zero"] = call.made.zero_point if call.made else 0.0
         return function(*call.arrays, **settings)
 
+    fields.setdefault("takes_wide", True)
     return Row(name, rule, options, SELECTED, pads=pads, **fields)
 
 
@@ -189,12 +190,14 @@ ROWS = (
         "DEPTH_TO_SPACE",
         _depth_to_space,
         "blockSize",
+        takes_wide=False,
         written=Written(1, "DepthToSpaceOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(
         "SPACE_TO_DEPTH",
         _space_to_depth,
         "blockSize",
+        takes_wide=False,
         written=Written(2, "SpaceToDepthOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(

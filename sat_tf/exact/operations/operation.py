@@ -11,12 +11,13 @@ import numpy as np
 from sat_tf.exact.kernels.kernel_sets import X86, XNNPACK_SETS, KernelSet
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors, dequantized
+from sat_tf.exact.tflite.tensors import WIDE, Activation, Codes, Tensors, dequantized
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 # Why kernels agree.
 SELECTED = "it moves or selects values, and computes none"
 ROUNDED_ONCE = "one float32 operation a value, which all processors round alike"
+WIDE_ALIKE = "XNNPACK leaves 16 bits to builtin kernels that all processors have in common"
 
 # The operation that an operator of a file becomes, and the codes of its tensor; None where more of
 # the operation's operators follow.
@@ -101,6 +102,7 @@ class Operation(abc.ABC):
     averages: ClassVar[bool] = False  # Whether it makes means of values of its input.
     reshapes: ClassVar[bool] = False  # Whether it only changes the shape of values.
     moves: ClassVar[bool] = False  # Whether layers of data movement become it.
+    converts: ClassVar[bool] = False  # Whether its output may have other bits than its input.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -165,6 +167,26 @@ class Operation(abc.ABC):
     def scale_problem(self, graph: Tensors) -> str | None:
         """Returns why its kernel does not take its scales, with the fix; None where it does."""
         return None
+
+    def takes_blocks(self, graph: Tensors) -> bool:
+        """Whether its kernels take blocks of values that reach from one image into the next."""
+        return False
+
+    @property
+    def takes_wide(self) -> bool:
+        """Whether its rules are those of kernels for codes of 16 bits, too."""
+        return self.moves or self.converts
+
+    def bits_problem(self, graph: Tensors) -> str | None:
+        """Returns why no kernel takes the bits of its codes; None where one does."""
+        tensors = [
+            graph.tensors[name] for name in (*self.inputs, self.output) if name in graph.tensors
+        ]
+        bits = {tensor.codes.bits for tensor in tensors if tensor.codes}
+        if WIDE not in bits or self.converts or (self.takes_wide and len(bits) == 1):
+            return None
+        received = " and ".join(map(str, sorted(bits)))
+        return f"received a {self.operators[0]} of {received} bits, which no known kernel computes"
 
     def warning(self) -> str | None:
         """Returns what users of another tool's file should know of it; None where nothing."""
@@ -345,6 +367,7 @@ class Row(NamedTuple):
     makes_several: bool = False
     of_one_value: bool = False  # Whether each code depends on one code, so that all can be tried.
     pads: bool = False  # Whether it puts zeros around the values.
+    takes_wide: bool = False  # Whether it has kernels for codes of 16 bits, and the rule is theirs.
     grid: Codes | None = None  # The grid of the output, where TFLite fixes it.
     written: Written | None = None  # The form in sat-tf's files; None for other tools' operators.
     # Why its kernels do not take the scales of its input and output, with the fix.

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from sat_tf.exact.operations import operation as shared
 from sat_tf.exact.operations.operation import Basis, Constant, Made, Portability, stored_codes
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of
-from sat_tf.exact.tflite.tensors import Codes, Tensors
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation
 
 _Operand = TypeVar("_Operand")
@@ -25,6 +26,9 @@ _LARGEST_SUMMAND = 256.0
 # XNNPACK leaves products to kernels with another rounding where the codes of a product are worth
 # less than this many output codes, or `_LARGEST_SUMMAND` or more.
 _SMALLEST_PRODUCT = 2.0**-16
+# The same for codes of 16 bits, whose products fill 31 bits; and the factor between scales of
+# summands, beyond which kernels would shift the smaller one away.
+_WIDE_PRODUCTS, _WIDEST = (2.0**-30, 1.0), 2.0**14
 
 
 class Pointwise(enum.Enum):
@@ -52,6 +56,8 @@ class Pointwise(enum.Enum):
         return np.asarray(_FUNCTIONS[self](first, second))
 
 
+# Their kernels for 16 bits also have a form for powers of two, which files ask for by default.
+_WITH_SHIFTS = (Pointwise.SUM, Pointwise.DIFFERENCE)
 _FUNCTIONS = {
     Pointwise.MAXIMUM: np.maximum,
     Pointwise.MINIMUM: np.minimum,
@@ -75,6 +81,7 @@ def on_codes(
         array.astype(np.int64) - grid.zero_point for array, grid in zip(stored, grids, strict=True)
     )
     left_scale, right_scale = (grid.scale for grid in grids)
+    kernels = kernels.on(output.bits)
     if kind is Pointwise.PRODUCT:
         rounded = kernels.product(left_codes * right_codes, (left_scale, right_scale), output.scale)
     else:
@@ -110,6 +117,10 @@ class Pair(shared.Operation):
     def operators(self) -> tuple[str, ...]:
         return (self.kind.value,)
 
+    @property
+    def takes_wide(self) -> bool:
+        return True
+
     def title(self, graph: Tensors) -> str:
         return f"float {self.kind.value}" if self.is_float(graph) else self.kind.value
 
@@ -137,13 +148,21 @@ class Pair(shared.Operation):
         if self.is_float(graph) or self.kind.selects:
             return None
         output, scales = graph.codes(self.output), [grid.scale for grid in self._grids(graph)]
+        is_wide = output.bits == WIDE
+        if is_wide and self.kind is not Pointwise.PRODUCT and max(scales) > _WIDEST * min(scales):
+            return (
+                f"received a sum of tensors whose scales are {max(scales):.4g} and "
+                f"{min(scales):.4g}, expected them within a factor of {_WIDEST:g}, as kernels for "
+                "16 bits do; call sat_tf.calibrate, or give the layer 8 bits."
+            )
         if self.kind is Pointwise.PRODUCT:
             multiplier = float(product_multiplier(scales[0], scales[1], output.scale))
-            if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+            smallest, largest = _WIDE_PRODUCTS if is_wide else (_SMALLEST_PRODUCT, _LARGEST_SUMMAND)
+            if smallest <= multiplier < largest:
                 return None
             return (
                 f"received a product whose codes are worth {multiplier:.4g} output codes, expected "
-                f"at least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping "
+                f"at least {smallest:.4g} and less than {largest:g}; a clipping "
                 "level is far from its values: call sat_tf.calibrate, or train longer."
             )
         largest = max(float(scale / output.scale) for scale in scales)
@@ -155,8 +174,16 @@ class Pair(shared.Operation):
             "small: call sat_tf.calibrate, or train longer."
         )
 
+    def takes_blocks(self, graph: Tensors) -> bool:
+        """See `Operation`: kernels for sums of 16 bits take 16 values at once."""
+        codes = graph.tensors[self.output].codes
+        is_sum = self.kind is Pointwise.SUM and codes is not None and codes.bits == WIDE
+        return is_sum and bool(math.prod(graph.tensors[self.output].shape) % 16)
+
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every product of two codes is known."""
+        if graph.codes(self.output).bits == WIDE and not self.kind.selects:
+            return Portability(Basis.RULE, shared.WIDE_ALIKE)
         if self.kind is not Pointwise.PRODUCT:
             return Portability(Basis.RULE, shared.SELECTED if self.kind.selects else SUMS_ALIKE)
         grids, output = self._grids(graph), graph.codes(self.output)
@@ -190,6 +217,8 @@ class Pair(shared.Operation):
             index = writer.constant(name, self.constant.values, *quantization)
         codes = writer.graph.tensors[self.output].codes
         options = {} if self.kind.selects else fused_activation(codes)
+        if codes and codes.bits == WIDE and self.kind in _WITH_SHIFTS:
+            options["potScaleInt16"] = False
         writer.operator(self.kind.operator, self._with(self.inputs, index), self.output, **options)
 
     @classmethod
@@ -200,6 +229,9 @@ class Pair(shared.Operation):
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         pointwise = Pointwise(operator.name)
+        is_wide = operator.output.type == "INT16" and pointwise in _WITH_SHIFTS
+        if is_wide and operator.option("potScaleInt16"):
+            raise NotUnderstoodError("its scales are powers of two, for which it has other kernels")
         codes = operator.selected_codes() if pointwise.selects else operator.fused_codes()
         names, constants = [], []
         for index in (0, 1):
@@ -209,7 +241,8 @@ class Pair(shared.Operation):
             if (grid is None) != (codes is None):
                 raise NotUnderstoodError("it combines codes and float values")
             if is_constant:
-                values = operator.constant(index, "FLOAT32" if grid is None else "INT8")
+                type_ = "FLOAT32" if grid is None else f"INT{grid.bits}"
+                values = operator.constant(index, type_)
                 constants.append(Constant(values, grid))
             else:
                 names.append(operator.source(index))

@@ -9,12 +9,22 @@ import numpy as np
 from sat_tf.exact.kernels.bilinear import Grid, Places, interpolated, resized
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.kernels.xnnpack import mean_multiplier, sums_near_halves
-from sat_tf.exact.operations.operation import SELECTED, Made, Operation, Portability, enumerated
+from sat_tf.exact.operations.operation import (
+    SELECTED,
+    WIDE_ALIKE,
+    Basis,
+    Made,
+    Operation,
+    Portability,
+    enumerated,
+)
 from sat_tf.exact.operations.windows import taps
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, grid_of
-from sat_tf.exact.tflite.tensors import Activation, Tensors, Window
+from sat_tf.exact.tflite.tensors import WIDE, Activation, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
+
+_SHARE_OF_WIDE = 0.3  # of codes of 16 bits that rounding twice may move
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +33,10 @@ class _Pool(Operation):
 
     size: tuple[int, int]  # The size of a window, in rows and columns.
     window: Window  # Strides and padding.
+
+    @property
+    def takes_wide(self) -> bool:
+        return True
 
     def write(self, writer: Writer) -> None:
         options = {"filterHeight": self.size[0], "filterWidth": self.size[1]}
@@ -178,6 +192,15 @@ class Mean(Operation):
     rounds = True
     averages = True
 
+    @property
+    def takes_wide(self) -> bool:
+        return True
+
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: kernels for 16 bits round twice, the first time to half a code or so."""
+        is_wide = not self.is_float(graph) and graph.codes(self.output).bits == WIDE
+        return _SHARE_OF_WIDE if is_wide else 0.0
+
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: an exact sum, rounded as the kernels do."""
         (source,) = inputs
@@ -196,12 +219,14 @@ class Mean(Operation):
         """Computes means from the sums of `count` stored integers."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
-        rounded = kernels.mean(sums, count, scales, zeros, of_images)
+        rounded = kernels.on(output.bits).mean(sums, count, scales, zeros, of_images)
         return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every sum of its codes is known."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        if output.bits == WIDE:
+            return Portability(Basis.RULE, WIDE_ALIKE)
         rows, columns, _ = graph.tensors[self.inputs[0]].shape
         count = rows * columns
         multiplier = mean_multiplier(source.scale, output.scale, count)

@@ -1,13 +1,22 @@
 """Conversions between codes and real values, and from an image to codes."""
 
 import dataclasses
+import math
 
 import numpy as np
 
-from sat_tf.exact.operations.operation import ROUNDED_ONCE, Made, Operation, stored_codes
+from sat_tf.exact.operations.operation import (
+    ROUNDED_ONCE,
+    WIDE_ALIKE,
+    Basis,
+    Made,
+    Operation,
+    Portability,
+    stored_codes,
+)
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import UNSIGNED_SHIFT, Tensors, dequantized
+from sat_tf.exact.tflite.tensors import UNSIGNED_SHIFT, WIDE, Tensors, dequantized
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 
@@ -15,6 +24,7 @@ from sat_tf.exact.tflite.writer import Operator, Writer
 class _Conversion(Operation):
     """The values of a tensor in another form."""
 
+    converts = True
     operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     same_because = "the same codes for the same pixels or float values, in all of its kernels"
 
@@ -43,7 +53,7 @@ class ShiftImage(_Conversion):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (image,) = inputs
-        return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
+        return image.astype(np.int32) - (128 if image.dtype == np.uint8 else 0)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -63,6 +73,17 @@ class Quantize(_Conversion):
 
     rounds = True
 
+    def portability_of_codes(self, graph: Tensors) -> Portability:
+        """See `Operation`: to 16 bits, Armv7 rounds ties of a product away from zero."""
+        if graph.codes(self.output).bits != WIDE:
+            return super().portability_of_codes(graph)
+        return Portability(Basis.IMAGES, "Armv7 rounds float values half way between codes away")
+
+    def takes_blocks(self, graph: Tensors) -> bool:
+        """See `Operation`: kernels for 16 bits take 8 values at once."""
+        is_wide = graph.codes(self.output).bits == WIDE
+        return is_wide and bool(math.prod(graph.tensors[self.output].shape) % 8)
+
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: rounded as the kernels do, and saturated."""
         (source,) = inputs
@@ -73,8 +94,8 @@ class Quantize(_Conversion):
                 "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
             )
         codes = graph.codes(self.output)
-        stored = graph.kernels.quantized(source, codes.scale) + codes.zero_point
-        return np.asarray(np.clip(stored, -128, 127).astype(np.int32))
+        rounded = graph.kernels.on(codes.bits).quantized(source, codes.scale)
+        return stored_codes(rounded, codes.whole)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -128,7 +149,14 @@ class Requantize(_Conversion):
         """See `Operation`: rounded as the kernels do."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         codes = inputs[0].astype(np.int64) - source.zero_point
-        return stored_codes(graph.kernels.rescaled(codes, source.scale, output.scale), output)
+        kernels = graph.kernels.on(max(source.bits, output.bits))
+        return stored_codes(kernels.rescaled(codes, source.scale, output.scale), output)
+
+    def portability_of_codes(self, graph: Tensors) -> Portability:
+        """See `Operation`: XNNPACK leaves codes of 16 bits to the builtin kernels."""
+        bits = (graph.codes(name).bits for name in (*self.inputs, self.output))
+        why = WIDE_ALIKE if WIDE in bits else self.same_because
+        return Portability(Basis.RULE, why)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:

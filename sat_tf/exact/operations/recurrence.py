@@ -14,7 +14,7 @@ from sat_tf.exact.operations.operation import Basis, Made, Operation, Portabilit
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, StoredTensor
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, grid_of
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensors
+from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 _NAME = "UNIDIRECTIONAL_SEQUENCE_LSTM"
@@ -111,7 +111,8 @@ class Lstm(Operation):
         grids = [grid_of(codes) for codes in (self.hidden, self.state, self.made)]
         if len(set(grids)) == 1:
             return None
-        computed, state, output = (f"{scale:.6g} and {zero}" for scale, zero in filter(None, grids))
+        found = filter(None, grids)
+        computed, state, output = (f"{scale:.6g} and {zero}" for scale, zero, _ in found)
         return (
             f"{self.output}: codes of its hidden state have the scale and the zero point "
             f"{computed} where LiteRT computes them, {state} where the next step reads them, and "
@@ -248,6 +249,8 @@ class Lstm(Operation):
                 raise NotUnderstoodError(f"its state {operator.tensor(place).name} is no variable")
         hidden = codes_of(operator.stored.intermediates[-1])
         state = codes_of(operator.tensor(_HIDDEN_STATE))
+        if any(grid and grid.bits == WIDE for grid in (hidden, state)):
+            raise NotUnderstoodError("its tensor is INT16, expected a hidden state of INT8")
         if hidden is None or state is None:
             raise NotUnderstoodError("its hidden state is float")
         cell_bits = _bits_of(operator.tensor(_CELL_STATE))

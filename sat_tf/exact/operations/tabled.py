@@ -47,6 +47,10 @@ class Tabled(Operation):
         return self.row.written is not None and self.row.written.joins
 
     @property
+    def takes_wide(self) -> bool:
+        return self.row.takes_wide
+
+    @property
     def operands(self) -> tuple[Constant | None, ...]:
         """Its operands in order: constants, and None for each input."""
         return self.constants or (None,) * len(self.inputs)
@@ -57,8 +61,8 @@ class Tabled(Operation):
         grids: list[Codes | None] = []
         for constant in self.operands:
             if constant is not None:
-                is_int8 = constant.values.dtype == np.int8
-                arrays.append(constant.values.astype(np.int32) if is_int8 else constant.values)
+                are_codes = constant.values.dtype in (np.int8, np.int16)
+                arrays.append(constant.values.astype(np.int32) if are_codes else constant.values)
                 grids.append(constant.grid)
             else:
                 tensor = graph.tensors.get(next(names))

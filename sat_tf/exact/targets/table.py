@@ -262,6 +262,10 @@ _INT8: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(("GREATER", "GREATER_EQUAL", "ARG_MAX", "SHAPE"), _FIRST_CODES),
 }
 
+_NOT_INT16 = constraints.of_types(
+    *("FLOAT32", "INT8", "INT32", "INT64", "BOOL"),
+    fix="give the layers that read it activation_bits=8",
+)
 # A file with each operator was opened in `tflite-micro`; applications register custom ones.
 _MICRO_OTHERS = (
     *("ADD", "ADD_N", "SUB", "MUL", "DIV", "FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM"),
@@ -284,6 +288,8 @@ _MICRO_OTHERS = (
 _MICRO: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(_MICRO_OTHERS, ()),
     "FULLY_CONNECTED": (constraints.no_packed_products,),
+    # Their kernels have no int16.
+    **dict.fromkeys(("GATHER", "REDUCE_MAX", "REDUCE_MIN"), (_NOT_INT16,)),
 }
 
 # The operators that each processor computes, with their own constraints, and the constraints of all

@@ -24,7 +24,7 @@ OPERATORS = names_of(tfl.BuiltinOperator)
 TYPES = names_of(tfl.TensorType)
 
 _NUMBERS = ("INT32", "INT64", "BOOL")
-_TYPES_OF_CONSTANTS = ("INT8", "UINT8", "FLOAT32", *_NUMBERS)
+_TYPES_OF_CONSTANTS = ("INT8", "UINT8", "INT16", "FLOAT32", *_NUMBERS)
 # A valid file holds once everything it unpacks to, except zero points, which tensors share: eight
 # bytes for each scale of four. Small files may share more.
 _LARGEST_RATIO = 4

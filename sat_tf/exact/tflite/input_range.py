@@ -188,7 +188,7 @@ NAMED: dict[str, InputRange] = {
 }
 
 # The types that a file can take for an input: pixels, codes of a calibrated range, or real values.
-INPUT_TYPES = ("uint8", "int8", "float32")
+INPUT_TYPES = ("uint8", "int8", "int16", "float32")
 STATE_TYPE = "int8"  # The type of a state, whose codes leave a file and enter it again.
 # The types that a file can take unchanged, for layers left float only.
 KEPT_TYPES = (

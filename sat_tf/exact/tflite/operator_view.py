@@ -191,9 +191,9 @@ class OperatorView:
             raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
 
 
-def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
-    """Returns scale and zero point; None for float values."""
-    return None if codes is None else (codes.scale, codes.zero_point)
+def grid_of(codes: Codes | None) -> tuple[np.float32, int, int] | None:
+    """Returns scale, zero point and bits; None for float values."""
+    return None if codes is None else (codes.scale, codes.zero_point, codes.bits)
 
 
 def expect_grid(fixed: Codes, codes: Codes) -> None:
@@ -210,12 +210,15 @@ def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> 
     if tensor.type == "FLOAT32":
         return None
     scale, point = tensor.scales, tensor.zero_points
-    if tensor.type != "INT8" or scale.size != 1 or not -128 <= point[0] <= 127:
+    is_wide = tensor.type == "INT16"
+    low, high = (0, 0) if is_wide else (-128, 127)
+    if not (is_wide or tensor.type == "INT8") or scale.size != 1 or not low <= point[0] <= high:
         raise NotUnderstoodError(
             f"its tensor is {tensor.type} with {scale.size} scales and zero points "
             f"{point[:3].tolist()}, expected INT8 with one scale and one zero point from -128 to "
-            "127"
+            "127, or INT16 with the zero point 0"
         )
     if not (np.isfinite(scale[0]) and scale[0] > 0):
         raise NotUnderstoodError(f"its tensor has the scale {scale[0]}, expected one above 0")
-    return Codes(scale[0], int(point[0])).clipped(activation)
+    grid = Codes.wide(scale[0]) if is_wide else Codes(scale[0], int(point[0]))
+    return grid.clipped(activation)

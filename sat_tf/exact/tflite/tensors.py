@@ -38,11 +38,13 @@ _ENDS: Mapping[Activation, tuple[float | None, float | None]] = {
 
 # The difference of a code as uint8 from the code as int8.
 UNSIGNED_SHIFT = 128
+WIDE = 16  # The bits of the integers of wide codes.
+CODE_TYPES = ("int8", "int16")  # Types of inputs that are codes of real values.
 
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """How a tensor stores real values as int8, or an output as uint8."""
+    """How a tensor stores real values as int8 or int16, or an output as uint8."""
 
     scale: np.float32  # Real value of one code in the units of the file; float32.
     zero_point: int  # The stored integer of real 0.
@@ -50,19 +52,32 @@ class Codes:
     highest: int = 127  # Largest stored integer.
     unit: float = 1.0  # Real value of 1 in the units of the file.
     is_unsigned: bool = False  # Whether it is uint8.
+    bits: int = 8  # Bits of a stored integer: 8, or 16 with the zero point 0.
     # The activation that clips it, where kernels round its ends differently: lowest..highest are
     # then the widest ends.
     rounded_ends: Activation = dataclasses.field(default=Activation.NONE, compare=False)
 
+    @classmethod
+    def wide(cls, scale: np.float32, lowest: int = -(2**15)) -> "Codes":
+        """Returns codes of 16 bits, from `lowest` on."""
+        return cls(scale, 0, lowest, 2**15 - 1, bits=WIDE)
+
+    @property
+    def whole(self) -> "Codes":
+        """The same grid from the smallest to the largest integer of its type."""
+        ends = np.iinfo(self.dtype)
+        return dataclasses.replace(self, lowest=int(ends.min), highest=int(ends.max))
+
     @property
     def activation(self) -> Activation:
-        """The activation to fuse, in addition to int8 saturation, to clip to lowest..highest."""
-        if (self.lowest, self.highest) == (-128, 127):
+        """The activation to fuse, in addition to saturation, to clip to lowest..highest."""
+        whole = self.whole
+        if (self.lowest, self.highest) == (whole.lowest, whole.highest):
             return Activation.NONE
-        six = Codes(self.scale, self.zero_point).clipped(Activation.SIX)
-        if self.lowest != self.zero_point or self.highest not in (127, six.highest):
+        six = whole.clipped(Activation.SIX)
+        if self.lowest != self.zero_point or self.highest not in (whole.highest, six.highest):
             return Activation.UNIT
-        return Activation.RELU if self.highest == 127 else Activation.SIX
+        return Activation.RELU if self.highest == whole.highest else Activation.SIX
 
     def clipped(self, activation: Activation) -> "Codes":
         """Returns the grid between the ends of an activation, the widest that kernels give it."""
@@ -83,7 +98,8 @@ class Codes:
 
         def ends(value: float) -> list[int]:
             with np.errstate(over="ignore"):  # with the smallest scales
-                stored = [kernels.end(value, self.scale, self.zero_point) for kernels in rules]
+                sets = [kernels.on(self.bits) for kernels in rules]
+                stored = [kernels.end(value, self.scale, self.zero_point) for kernels in sets]
             return np.clip(stored, self.lowest, self.highest).astype(int).tolist()
 
         low, high = activation.ends
@@ -106,7 +122,7 @@ class Codes:
     @property
     def dtype(self) -> np.dtype:
         """The type of the stored integers."""
-        return np.dtype(np.uint8 if self.is_unsigned else np.int8)
+        return np.dtype(f"{'u' * self.is_unsigned}int{self.bits}")
 
     @property
     def real_scale(self) -> float:
@@ -148,15 +164,16 @@ class Image:
     zero_point: int = 0  # The pixel, or the code, of the real value 0.
     # The range of the Keras model's input, for pixels; None where only the file is known.
     range: InputRange | None = None
-    # "uint8", "int8" for codes of real values, or "float32" for real values themselves; any type of
-    # files for values as they are.
+    # "uint8", "int8" or "int16" for codes of real values, or "float32" for real values themselves;
+    # any type of files for values as they are.
     type: str = "uint8"
+    bits: int = 8  # Bits of the codes of real values.
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
         """Returns the Keras model's input for the file's; pixels and codes as float32."""
         if self.is_kept or self.type == "float32":
             return pixels
-        if self.type == "int8":
+        if self.type in CODE_TYPES:
             return dequantized(pixels, self.codes)
         if self.range is None:
             raise TypeError(f"{self.name}: received the graph of a file, expected one of a model.")
@@ -166,8 +183,8 @@ class Image:
         """Returns the file's input for values: real ones become codes where it takes codes."""
         if self.is_kept:
             return values.astype(self.type)
-        if self.type == "int8" and values.dtype != np.int8:
-            return quantized(values.astype(np.float32), self.codes).astype(np.int8)
+        if self.type in CODE_TYPES and values.dtype != self.type:
+            return quantized(values.astype(np.float32), self.codes).astype(self.type)
         return values.astype(np.float32) if self.type == "float32" else values
 
     def drawn(self, pixels: np.ndarray) -> np.ndarray:
@@ -180,8 +197,11 @@ class Image:
             )
         if self.type == "uint8":
             return pixels
-        stored = (pixels.astype(np.int32) - 128).astype(np.int8)
-        return stored if self.type == "int8" else dequantized(stored, self.codes)
+        codes, stored = self.codes, pixels.astype(np.int32) - 128
+        if codes.bits == WIDE:  # their distance is 257, so that they reach from end to end
+            stored = stored * 257 + 128
+        typed = stored.astype(codes.dtype)
+        return typed if self.type in CODE_TYPES else dequantized(typed, codes)
 
     @property
     def is_kept(self) -> bool:
@@ -190,9 +210,11 @@ class Image:
 
     @property
     def codes(self) -> Codes:
-        """The input as int8; pixels are stored as pixel - 128."""
+        """The input as int8 or int16; pixels are stored as pixel - 128."""
         if self.scale is None:
             raise TypeError(f"{self.name}: received an input that is kept, expected codes.")
+        if self.bits == WIDE:
+            return Codes.wide(self.scale)
         return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
 
 
@@ -207,8 +229,8 @@ def is_one_state(leaving: Tensor, entering: Image) -> bool:
 
 def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
     """Returns real values as stored integers, as XNNPACK's QUANTIZE makes them."""
-    rounded = np.rint(real * (np.float32(1.0) / codes.scale))
-    return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+    rounded, ends = np.rint(real * (np.float32(1.0) / codes.scale)), np.iinfo(codes.dtype)
+    return np.clip(rounded + codes.zero_point, ends.min, ends.max).astype(np.int32)
 
 
 def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:

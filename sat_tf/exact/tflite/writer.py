@@ -16,6 +16,19 @@ _SCHEMA_VERSION = 3
 _BITS_PER_BYTE = 8
 
 _INT32 = np.dtype(np.int32)
+# The versions that read int16, of the operators for which these are later ones than for int8.
+_OF_INT16 = {
+    **dict.fromkeys(("LOGISTIC", "TANH", "SOFTMAX", "MEAN", "REDUCE_MAX", "CONCATENATION"), 3),
+    "CONV_2D": 4,
+    "DEPTHWISE_CONV_2D": 5,
+    "FULLY_CONNECTED": 7,
+    "ADD": 3,
+    "SUB": 5,
+    "MUL": 4,
+    **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D", "DEQUANTIZE"), 3),
+    **dict.fromkeys(("MAXIMUM", "MINIMUM", "PAD", "GATHER", "RESIZE_NEAREST_NEIGHBOR"), 4),
+    "TRANSPOSE": 5,
+}
 _TYPES = {np.dtype(name): getattr(tfl.TensorType, name.upper()) for name in KEPT_TYPES}
 
 
@@ -53,7 +66,7 @@ class Writer:
         for image in graph.images:
             codes = None
             if image.scale is not None and image.type != "float32":
-                codes = Codes(image.scale, image.zero_point)
+                codes = Codes(image.scale, image.zero_point, bits=image.bits)
             self._activation(image.name, image.shape, np.dtype(image.type), codes)
 
     # -- tensors ---------------------------------------------------------------------------------
@@ -118,10 +131,14 @@ class Writer:
         self, kind: Operator, inputs: Iterable[int | str], output: int | str, **options: Any
     ) -> Any:
         """Adds an operator, in which -1 stands for an input that is left out; returns it."""
+        places = [self.indices.get(tensor, tensor) for tensor in inputs]
+        version, types = kind.version, [self.subgraph.tensors[place].type for place in places]
+        if tfl.TensorType.INT16 in types:
+            version = max(version, _OF_INT16.get(kind.name, version))
         operator = _table(
             tfl.OperatorT,
-            opcodeIndex=self._code(kind.name, kind.version),
-            inputs=[self.indices.get(tensor, tensor) for tensor in inputs],
+            opcodeIndex=self._code(kind.name, version),
+            inputs=places,
             outputs=[self.indices.get(output, output)],
         )
         if kind.options:

@@ -11,19 +11,25 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point
+from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point, wide_scale
 from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
-from sat_tf.exact.operations.quantize import Dequantize, Quantize
-from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, free_name
+from sat_tf.exact.operations.quantize import Dequantize, Quantize, Requantize
+from sat_tf.exact.tflite.tensors import WIDE, Activation, Codes, Tensor, free_name
+
+# The codes of 16 bits for one of 8: a power of two, so that scales are exact.
+_FINER = np.float32(128.0)
 
 Range = tuple[float, float]
 Shape = tuple[int, ...]
 
 
-def range_codes(lowest: float, highest: float) -> Codes:
-    """Returns 256 codes for an observed range; zero is exactly one of them."""
+def range_codes(lowest: float, highest: float, bits: int = 8) -> Codes:
+    """Returns codes of some bits for an observed range; zero is exactly one of them."""
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    if bits == WIDE:
+        is_range = highest - lowest >= SMALLEST_RANGE
+        return Codes.wide(np.float32(wide_scale(lowest, highest, max) if is_range else 2.0**-15))
     if highest - lowest < SMALLEST_RANGE:
         return Codes(np.float32(1.0 / 255.0), -128)
     scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
@@ -73,6 +79,7 @@ class GraphBuilder:
         self.operations: list[Operation] = []
         self._layer_names = frozenset(layer_names)
         self._floats: dict[str, str] = {}
+        self._wide: dict[str, str] = {}
 
     def tensor(self, name: str, shape: Shape, codes: Codes | None) -> str:
         """Adds a tensor; returns its name."""
@@ -105,7 +112,42 @@ class GraphBuilder:
         some_float = any(self.codes(source) is None for source in draft.inputs)
         if output.codes and some_float and not draft.takes_floats(output.codes):
             return self.quantized(draft, output)
+        grids = map(self.codes, draft.inputs)
+        if output.codes and output.codes.bits != WIDE and any(g and g.bits == WIDE for g in grids):
+            return self._narrowed(draft, output, output.codes)
         return draft.lower(self, output)
+
+    def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
+        """Adds codes of 16 bits, which kernels make that read them, and those of 8 of them.
+
+        Only the ends of int8, or code 0, clip the codes of 8 bits.
+        """
+        is_rectified = codes.lowest == codes.zero_point
+        if codes.highest != 127 or (codes.lowest != -128 and not is_rectified):
+            raise ValueError(
+                f"{output.name}: received codes of fewer than 8 bits of a layer that reads 16, "
+                "expected 8; give the layers that read it activation_bits=8."
+            )
+        scale, lowest = np.float32(codes.scale / _FINER), 0 if is_rectified else -(2**15)
+        fine = dataclasses.replace(Codes.wide(scale, lowest), unit=codes.unit)
+        name = self.between(f"{output.name}_wide")
+        source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
+        return self.add(Requantize((source,), output.name), output.shape, codes)
+
+    def widened(self, source: str) -> str:
+        """Returns the tensor with the values of codes as codes of 16 bits, exactly; adds it once.
+
+        A code of 8 bits, which is at most 255 from 0, is 128 of these.
+        """
+        codes = self.codes(source)
+        if codes is None or codes.bits == WIDE:
+            return source
+        if source not in self._wide:
+            wide = Codes.wide(np.float32(codes.scale / _FINER))
+            fine = dataclasses.replace(wide, unit=codes.unit)
+            operation = Requantize((source,), self.between(f"{source}_wide"))
+            self._wide[source] = self.add(operation, self.shape(source), fine)
+        return self._wide[source]
 
     def dequantized(self, source: str) -> str:
         """Returns the float tensor with the real values of `source`; adds it once."""
@@ -136,10 +178,10 @@ class GraphBuilder:
             raise TypeError(f"{name}: the codes of a float tensor.")
         source = draft.lower(self, Tensor(self.between(f"{name}_float"), shape, None))
         low, high = codes.real_range
-        if codes.lowest != -128:
+        if codes.lowest != codes.whole.lowest:
             lower = self.between(f"{name}_lower")
             source = self.with_constant(source, Pointwise.MAXIMUM, low, lower, shape)
-        if codes.highest != 127:
+        if codes.highest != codes.whole.highest:
             upper = self.between(f"{name}_upper")
             source = self.with_constant(source, Pointwise.MINIMUM, high, upper, shape)
         # The operation knows real values only, so the tensor is stored in real units.
@@ -164,6 +206,8 @@ class OperationDraft(Draft):
 
     def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
         """Adds the operation on these inputs, which makes this tensor; returns its name."""
+        if output.codes and output.codes.bits == WIDE:
+            inputs = tuple(map(builder.widened, inputs))
         operation = dataclasses.replace(self.operation, inputs=inputs, output=output.name)
         return builder.add(operation, output.shape, output.codes)
 

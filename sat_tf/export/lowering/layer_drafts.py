@@ -28,7 +28,7 @@ from sat_tf.exact.operations.tabled import (
     table_of,
 )
 from sat_tf.exact.operations.windows import LinearKind, placement
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
+from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Tensor, Window
 from sat_tf.export.lowering.drafts import (
     Affine,
     Draft,
@@ -131,6 +131,8 @@ class LinearDraft(OperationDraft):
     def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
         """See `OperationDraft`; the units of the codes that it reads and makes go into scales."""
         linear, (source,), codes, name = self.operation, inputs, output.codes, output.name
+        if codes is not None and codes.bits == WIDE:
+            source = builder.widened(source)
         grid = builder.codes(source)
         if grid is None and codes is not None:
             raise TypeError(f"{name}: codes of a float tensor.")
@@ -192,7 +194,7 @@ class Materialized(Draft):
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         if output.codes is None:
             return builder.dequantized(self.tensor)
-        return identity(self.tensor, output.shape[-1]).lower(builder, output)
+        return builder.materialize(identity(self.tensor, output.shape[-1]), output)
 
 
 # -- means ----------------------------------------------------------------------------------------
@@ -211,7 +213,9 @@ class MeanDraft(OperationDraft):
             return super().lower(builder, output)
         grid = builder.codes(source)
         negative = grid is None or grid.lowest < grid.zero_point
-        saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
+        whole = codes.whole
+        saturates = codes.highest == whole.highest
+        saturates &= codes.lowest == whole.lowest or not negative
         if codes.unit == 1.0 and saturates:
             return super().lower(builder, output)
         rows, columns, channels = builder.shape(source)
@@ -385,7 +389,8 @@ class PairDraft(OperationDraft):
             grids = builder.codes(combined), builder.codes(source)
             codes = output.codes if self.operation.keeps_grid else None
             if not self.operation.keeps_grid and grids[0] is not None and grids[1] is not None:
-                codes = range_codes(*self._range(grids[0].real_range, grids[1].real_range))
+                bits = output.codes.bits if output.codes else 8
+                codes = range_codes(*self._range(grids[0].real_range, grids[1].real_range), bits)
             shape = np.broadcast_shapes(builder.shape(combined), builder.shape(source))
             partial = Tensor(builder.between(f"{output.name}_partial"), shape, codes)
             combined = self._combined(builder, (combined, source), partial)
@@ -416,7 +421,8 @@ _COARSE_SUMMAND = 2.0**-9
 def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     """Returns the tensor, or one on a larger scale where the kernel of its sum needs that."""
     codes = builder.codes(source)
-    if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
+    is_wide = output.bits == WIDE  # whose kernels take smaller summands
+    if codes is None or is_wide or codes.scale / output.scale >= _SMALLEST_SUMMAND:
         return source
     coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
     requantized = Tensor(builder.between(f"{source}_coarse"), builder.shape(source), coarse)
@@ -460,7 +466,10 @@ class SumWithMap(Draft):
             scale = np.float32(_COARSE_SUMMAND * codes.scale)
             constant = np.rint(clipped / scale)
         source = summand(builder, self.inputs[0], codes)
-        map_of_codes = Constant(constant.astype(np.int8)[np.newaxis], Codes(scale, 0))
+        kind = Codes(scale, 0)
+        if codes.bits == WIDE:
+            source, kind = builder.widened(source), Codes.wide(scale)
+        map_of_codes = Constant(constant.astype(kind.dtype)[np.newaxis], kind)
         operation = Pair((source,), name, Pointwise.SUM, map_of_codes)
         return builder.add(operation, shape, codes)
 

@@ -14,7 +14,7 @@ from sat_tf.exact.operations import tabled
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pools import MaxPool
 from sat_tf.exact.operations.windows import LinearKind, ends_early, placement, transposed_size
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
+from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Window
 from sat_tf.export.lowering.drafts import Affine, GraphBuilder
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
@@ -243,6 +243,9 @@ def codes_of(
     """
     code_range = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(code_range.scale), code_range.ends
+    if quantizer.num_bits == WIDE:
+        whole = Codes.wide(scale)
+        return dataclasses.replace(whole, lowest=lowest) if lowest == 0 else whole
     fills_int8 = highest - lowest == 2 * LARGEST_INT8 + 1
     has_two_ends = quantizer.is_symmetric and lowest < 0
     if not has_two_ends or fills_int8:

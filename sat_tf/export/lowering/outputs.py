@@ -9,7 +9,7 @@ from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.quantize import ShiftOutput
 from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.tflite.input_range import STATE_TYPE
-from sat_tf.exact.tflite.tensors import Codes, Tensor, free_name, is_one_state
+from sat_tf.exact.tflite.tensors import WIDE, Codes, Tensor, free_name, is_one_state
 from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.graph.layer_kinds import native_of
 from sat_tf.messages import ModelError
@@ -48,7 +48,7 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
 
     Integer outputs are the codes that DEQUANTIZE would have read, so that no code of the graph
     changes; a softmax or sigmoid after it becomes one of codes. Outputs of int8 are the graph's
-    last codes; an exact shift makes uint8 of them.
+    last codes, of int16 where these have 16 bits; an exact shift makes uint8 of those of 8.
     """
     types = dict.fromkeys(graph.outputs, output_type) | dict.fromkeys(graph.states, STATE_TYPE)
     tried = types.keys() - graph.states.keys() if where_codes else ()
@@ -72,6 +72,16 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         ]
         raise ModelError(graph.name, problems)
     unsigned = [name for name in sources if types[name] == UNSIGNED and name not in stay]
+    wide = [n for n in unsigned if (of := ends.tensors[sources[n]].codes) and of.bits == WIDE]
+    if wide:
+        raise ModelError(
+            graph.name,
+            [
+                f"output_type={output_type!r}: received the output {name}, whose codes have 16 "
+                "bits, expected 8; use output_type='int8', which makes such codes int16."
+                for name in wide
+            ],
+        )
     sources |= {name: ends.shifted(sources[name]) for name in unsigned}
     outputs = [sources[name] for name in graph.outputs]
     # Operations that make float values which nothing reads are left out.
@@ -216,6 +226,8 @@ def _on_codes(
     operation: Operation, inputs: tuple[str, ...], codes: Sequence[Codes]
 ) -> tuple[Operation, Codes] | None:
     """Returns an operation for codes instead of float values, and its output's codes, if any."""
+    if not operation.keeps_grid and any(grid.bits == WIDE for grid in codes):
+        return None
     if operation.makes_probabilities:
         return dataclasses.replace(operation, inputs=inputs), FIXED_GRIDS[Softmax.operator.name]
     for layer in float_layers([operation]):

@@ -17,7 +17,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets import processors
-from sat_tf.exact.tflite.tensors import Storage
+from sat_tf.exact.tflite.tensors import WIDE, Storage
 from sat_tf.export.lowering.outputs import (
     FLOAT,
     check_states,
@@ -125,6 +125,8 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
     """Returns the operation with its storage, and why not fewer bits; "" for the fewest."""
     if linear.real:
         return linear, "it computes in float32"
+    if graph.codes(linear.output).bits == WIDE:
+        return linear, "kernels for codes of 16 bits are those for kernels of int8"
     if linear.kind is LinearKind.TRANSPOSED or linear.work(graph).is_grouped:
         return linear, "transposed and grouped convolutions read int8 only"
     pixelwise = (
@@ -136,7 +138,8 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
     if pixelwise or linear.kind is LinearKind.FULLY_CONNECTED:
         storage, note = _first_fitting(linear, packing.products, matrix=True)
         packed = dataclasses.replace(linear, storage=storage, pixelwise=pixelwise)
-        if linear.kernel[0].size * -storage.lowest * _LARGEST_INPUT > packed.largest_sum // 2:
+        limit = packed.largest_sum(graph.codes(linear.inputs[0]))
+        if linear.kernel[0].size * -storage.lowest * _LARGEST_INPUT > limit // 2:
             storage, note = Storage.INT8, f"{storage.name} kernels overflow at its sums"
         if storage is not Storage.INT8:
             return packed, note

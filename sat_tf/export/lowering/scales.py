@@ -16,7 +16,7 @@ from sat_tf.exact.operations.linear import (
 from sat_tf.exact.operations.operation import Basis, Operation
 from sat_tf.exact.operations.pools import Mean
 from sat_tf.exact.operations.tabled import Reshape
-from sat_tf.exact.tflite.tensors import WHOLE, Tensor, free_name
+from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Tensor, free_name
 from sat_tf.export.lowering.layer_drafts import window_mean
 from sat_tf.messages import ModelError
 
@@ -75,8 +75,13 @@ def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], G
 
 @_of_linear
 def settle_constants(graph: Graph, linear: Linear) -> Linear:
-    """Moves the scales of coarse channels so that integer biases give their constants."""
+    """Moves the scales of coarse channels so that integer biases give their constants.
+
+    An output code of 16 bits is too fine for that to matter.
+    """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    if output.bits == WIDE:
+        return linear
     unit = float(source.scale) * linear.scales
     multipliers = unit / float(output.scale)
     gaps = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes).astype(int)
@@ -149,6 +154,7 @@ _LARGEST_MULTIPLIER = 255.0
 # A sum of 2^31 times this is half an output code.
 _SMALLEST_MULTIPLIER = 2.0**-32
 _INT32 = 2**31 - 1
+_WIDE_MANTISSA = 15  # bits of a multiplier for codes of 16 bits
 # The number of weights of a network whose file has megabytes.
 _LARGE_NETWORK = 2**20
 # XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
@@ -175,8 +181,9 @@ def upscale(graph: Graph) -> Graph:
         largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
         reach = np.maximum(largest_sums(graph, linear), 1)
         room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
-        factors = np.minimum(room, np.maximum(_half_range(linear) // reach, 1))
-        if linear.is_pointwise and np.any(linear.bias):
+        factors = np.minimum(room, np.maximum(_half_range(graph, linear) // reach, 1))
+        is_wide = graph.codes(linear.output).bits == WIDE
+        if linear.is_pointwise and np.any(linear.bias) and not is_wide:
             factors = _exact_factors(graph, linear, factors)
         elif linear.shares_scale or size >= _LARGE_NETWORK:
             factors = np.full_like(factors, np.min(factors))
@@ -186,9 +193,9 @@ def upscale(graph: Graph) -> Graph:
     return upscaled(graph)
 
 
-def _half_range(linear: Linear) -> int:
+def _half_range(graph: Graph, linear: Linear) -> int:
     """Returns half of the range of sum and bias: a bias beyond it saturates silently."""
-    return (linear.largest_sum + 1) // 2
+    return (linear.largest_sum(graph.codes(linear.inputs[0])) + 1) // 2
 
 
 def _exact_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) -> np.ndarray:
@@ -225,7 +232,8 @@ def floor_scales(graph: Graph, linear: Linear) -> Linear:
     source = float(graph.codes(linear.inputs[0]).scale)
     output = float(graph.codes(linear.output).scale)
     smallest = np.maximum(
-        np.abs(linear.bias) / (_half_range(linear) * source), _SMALLEST_MULTIPLIER * output / source
+        np.abs(linear.bias) / (_half_range(graph, linear) * source),
+        _SMALLEST_MULTIPLIER * output / source,
     )
     scales = np.maximum(linear.scales, smallest)
     ratio = linear.along_channels(linear.scales / scales)
@@ -254,10 +262,18 @@ def round_biases(graph: Graph) -> Graph:
     linear = linear_operations(integer)
     _refuse(graph, {op.output: _beyond_float32(graph, op) for op in linear})
     _refuse(graph, {op.output: op.scale_problem(graph) for op in integer})
+    _refuse(graph, {op.output: _beyond_kernels(graph, op) for op in graph.operations})
     rounded = _rounded(graph)
     linear = linear_operations(op for op in rounded.operations if not op.is_float(rounded))
     _refuse(rounded, {op.output: _overflow(rounded, op) for op in linear})
     return rounded
+
+
+def _beyond_kernels(graph: Graph, operation: Operation) -> str | None:
+    """Says why no kernel takes the bits of an operation's codes, with the fix; None if one does."""
+    problem = operation.bits_problem(graph)
+    fix = "give the layers that read it, and this one, 8 bits in BitPolicy(overrides=...)."
+    return problem and f"{problem}; {fix}"
 
 
 @_of_linear
@@ -265,10 +281,16 @@ def _rounded(graph: Graph, linear: Linear) -> Linear:
     """Rounds scales and biases; a bias whose products overflow becomes the smallest equivalent.
 
     That bias is larger than every sum, so that its channel always gives its lowest or highest code.
+    Kernels of convolutions of 16 bits round multipliers to 15: scales are those of such ones.
     """
-    source = float(graph.codes(linear.inputs[0]).scale)
-    largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).scale) / source
+    source, output = float(graph.codes(linear.inputs[0]).scale), graph.codes(linear.output)
+    largest = _LARGEST_MULTIPLIER * float(output.scale) / source
     scales = np.minimum(linear.scales, largest).astype(np.float32)
+    if output.bits == WIDE and not linear.is_product:
+        ratio = float(output.scale) / source
+        fractions, exponents = np.frexp(scales / ratio)
+        whole = np.rint(np.ldexp(fractions, _WIDE_MANTISSA))
+        scales = (np.ldexp(whole, exponents - _WIDE_MANTISSA) * ratio).astype(np.float32)
     units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
     bias = np.rint(linear.bias / units).astype(int)
     rounded = dataclasses.replace(linear, scales=scales, bias=bias)
@@ -317,10 +339,11 @@ def _overflow(graph: Graph, linear: Linear) -> str | None:
     """Says why the sums of an operation overflow in kernels; None where they do not."""
     reach = largest_sums(graph, linear)
     sums, products = reach + np.abs(linear.bias), np.max(_largest_products(graph, linear))
-    if np.max(sums) > linear.largest_sum:
+    limit = linear.largest_sum(graph.codes(linear.inputs[0]))
+    if np.max(sums) > limit:
         return (
             f"received a layer whose sums reach {np.max(reach):.4g}, expected at most "
-            f"{linear.largest_sum} for int32; split its inputs over two layers."
+            f"{limit} for int32; split its inputs over two layers."
         )
     if products > _LARGEST_PRODUCT:
         return (

@@ -16,7 +16,7 @@ from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import Activation, Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.tensors import CODE_TYPES, Activation, Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layer_drafts, layers
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -182,13 +182,19 @@ class _Tracer:
 
     def _codes_of_input(self, node: Node) -> Draft:
         """Adds the codes of an input of real values, or of its preprocessing in float."""
-        type_of_input = node.layer.quantize_config.output.input_type
-        codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
+        quantizer = node.layer.quantize_config.output
+        type_of_input, bits = quantizer.input_type, quantizer.num_bits
+        codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)), bits)
         image = next(name for name, holder in input_nodes(self.network).items() if holder is node)
         self.images[image] = Image(
-            image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
+            image,
+            _shape(self.network[image]),
+            codes.scale,
+            codes.zero_point,
+            type=type_of_input,
+            bits=bits,
         )
-        if type_of_input == "int8":
+        if type_of_input in CODE_TYPES:
             shift = ShiftImage((image,), call_name(node))
             return Materialized(self.builder.add(shift, _shape(node), codes))
         draft = self.drafts[node.inputs[0]]
@@ -288,7 +294,7 @@ class _Tracer:
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
                 f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "
-                "rounds each result to 8 bits, as Keras does not: some 30 % of its codes differ by "
+                "rounds each result to codes, as Keras does not: some 30 % of its codes differ by "
                 "one from those of Keras; combine two at a time in the model, so that training "
                 "rounds them too"
             )
@@ -436,7 +442,9 @@ class _Tracer:
             if layer_kinds.rectifies(layer):
                 ceiling = layer_kinds.rectifier_ceiling(layer)
                 low, high = 0.0, high if ceiling is None else min(high, ceiling)
-            codes = range_codes(low, high)
+            codes = range_codes(low, high, getattr(quantizer, "num_bits", 8))
+            if layer_kinds.rectifies(layer):  # also where saturation does not
+                codes = codes.clipped(Activation.RELU)
             if isinstance(draft, LinearDraft):
                 draft = draft.seen_within(low, high)
         elif rounds_to_input(node.layer) and layers.is_fixed(node):

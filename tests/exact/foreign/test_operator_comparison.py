@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.operations.quantize import Requantize
@@ -192,3 +194,34 @@ def test_the_command_compares_operators_where_another_tool_wrote_the_file(tmp_pa
     said = told_without_tensorflow(*words, "--kit", "kit.zip", status=2, cwd=tmp_path)
     assert "received --kit for a file that sat_tf.export_tflite did not write" in said
     assert not list(tmp_path.rglob("*.zip"))
+
+
+@pytest.mark.thorough
+def test_operators_of_the_converter_on_16_bits_are_those_that_are_simulated(tmp_path):
+    keras.utils.set_random_seed(1)
+    image = tensor = keras.Input((8, 8, 3))
+    for filters in (6, 4):
+        tensor = keras.layers.Conv2D(filters, 3, bias_initializer="uniform")(tensor)
+        tensor = keras.layers.BatchNormalization(beta_initializer="uniform")(tensor)
+        tensor = keras.layers.ReLU()(tensor)
+    tensor = keras.layers.Add()([keras.layers.MaxPooling2D(1)(tensor), tensor])
+    tensor = keras.layers.GlobalAveragePooling2D()(keras.layers.AveragePooling2D(2)(tensor))
+    outputs = keras.layers.Dense(3, bias_initializer="uniform")(tensor)
+    converter = tf.lite.TFLiteConverter.from_keras_model(keras.Model(image, outputs))
+    draw = np.random.default_rng(2)
+    real = draw.uniform(-1.0, 1.0, (20, 1, 8, 8, 3)).astype(np.float32)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([each] for each in real)
+    int16 = tf.lite.OpsSet.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+    converter.target_spec.supported_ops = [int16]
+    converter.inference_input_type = converter.inference_output_type = tf.int16
+    path = tmp_path / "int16.tflite"
+    path.write_bytes(converter.convert())
+    images = draw.integers(-32768, 32768, (3, 8, 8, 3)).astype(np.int16)
+    found = compared(path, images=images)
+    kinds = {one.kind for one in found.simulated}
+    assert {"CONV_2D", "ADD", "AVERAGE_POOL_2D", "MEAN", "FULLY_CONNECTED"} <= kinds
+    for runtime in ("xnnpack", "builtin", "reference"):
+        own = found.total(runtime).own
+        assert own.compared > 500
+        assert own.differing == 0

@@ -1,16 +1,28 @@
 """Simulations with the rules of a kernel set, against the kernels: every code of every tensor."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.exact.kernels import functions, kernel_sets
 from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, interpolated
+from sat_tf.exact.kernels.fixed_point import moved_away
 from sat_tf.exact.kernels.functions import Grids
-from sat_tf.exact.kernels.kernel_sets import BUILTIN_ARM, BUILTIN_X86, KERNEL_SETS, REFERENCE, X86
+from sat_tf.exact.kernels.kernel_sets import (
+    BUILTIN_ARM,
+    BUILTIN_X86,
+    KERNEL_SETS,
+    REFERENCE,
+    X86,
+    LinearWork,
+)
+from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
@@ -19,7 +31,8 @@ from sat_tf.exact.operations.pools import Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize
 from sat_tf.exact.operations.tabled import table_of
 from sat_tf.exact.tflite.tensors import Codes
-from tests.exact.foreign.one_operator import chained
+from tests.exact.foreign.one_operator import Grid as Stored
+from tests.exact.foreign.one_operator import chained, file_of
 from tests.export import zoo
 from tests.export.proofs import own_count
 
@@ -200,3 +213,92 @@ def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
     assert X86.leaky(codes, Grids(ONE, ONE, 0, {"alpha": 0.002})).tolist() == [0]
     grids = Grids(ONE, ONE, 0, {"alpha": 0.0039})  # below 1/256, which would make -0.5 codes
     assert X86.leaky(codes, grids).tolist() == BUILTIN_X86.leaky(codes, grids).tolist()
+
+
+# -- codes of 16 bits ------------------------------------------------------------------------------
+
+
+def _in_64_bits(total: int, multiplier: float) -> int:
+    """TFLite's product of a sum of 64 bits, written with whole numbers of Python."""
+    fraction, exponent = math.frexp(multiplier)
+    mantissa = math.floor(fraction * 2**31 + 0.5)
+    if mantissa == 2**31:
+        mantissa, exponent = 2**30, exponent + 1
+    narrow = (mantissa + 2**15) >> 16 if mantissa < 0x7FFF0000 else 0x7FFF
+    return (total * narrow + 2 ** (14 - exponent)) >> (15 - exponent)
+
+
+ONE = np.float32(1.0)
+# A sum, a multiplier, and the code: the multiplier is rounded to 15 bits, and halves go up.
+WIDE_SUMS = [
+    (3, 0.5, 2),
+    (-3, 0.5, -1),
+    (32767, 2.0**-15, 1),
+    # 0.7 · 2^15 = 22937.6, so that the multiplier is 22938 / 2^15.
+    (2**20, float(np.float32(0.7)), 734016),
+    # 1 - 2^-20 is 32767 / 2^15, as 15 bits do not hold 1.
+    (2**15, 1.0 - 2.0**-20, 32767),
+]
+
+
+@pytest.mark.parametrize(("total", "multiplier", "code"), WIDE_SUMS)
+def test_sums_of_64_bits_worked_by_hand(total, multiplier, code):
+    assert _in_64_bits(total, multiplier) == code
+    work = LinearWork("CONV_2D")
+    scales = np.float32(multiplier), np.array([1.0]), ONE
+    for kernels in KERNEL_SETS.values():
+        assert kernels.on(16).linear(work, np.array([total]), scales).tolist() == [code]
+
+
+@given(st.integers(-(2**36), 2**36), st.floats(2.0**-25, 2.0**-6, width=32))
+def test_convolutions_of_16_bits_are_those_of_whole_numbers(total, multiplier):
+    work, scales = LinearWork("CONV_2D"), (np.float32(multiplier), np.array([1.0]), ONE)
+    for kernels in KERNEL_SETS.values():
+        found = kernels.on(16).linear(work, np.array([total]), scales)
+        assert found.tolist() == [_in_64_bits(total, multiplier)]
+
+
+def test_matrix_products_of_16_bits_are_in_float64_but_in_micro():
+    """Micro multiplies by 22938 / 2^15, and LiteRT by the multiplier itself: 0.7 in float32."""
+    multiplier, total = np.float32(0.7), np.array([10**6])
+    work, scales = LinearWork("FULLY_CONNECTED"), (multiplier, np.array([1.0]), ONE)
+    found = {
+        name: int(of.on(16).linear(work, total, scales)[0]) for name, of in KERNEL_SETS.items()
+    }
+    assert found["micro"] == _in_64_bits(10**6, float(multiplier)) == 700012
+    assert found["reference"] == found["xnnpack_x86"] == found["builtin_arm"] == 700000
+
+
+def test_kernels_of_8_bits_are_the_sets_themselves():
+    assert all(kernels.on(8) is kernels for kernels in KERNEL_SETS.values())
+    assert {kernels.on(16).name for kernels in KERNEL_SETS.values()} == set(KERNEL_SETS)
+
+
+def test_sums_of_16_bits_are_rounded_in_blocks_by_the_builtin_kernels():
+    """Among 600,000 sums, a few tell the two ways of rounding apart."""
+    draw, differing = np.random.default_rng(0), 0
+    for _ in range(6):
+        first, second = draw.uniform(1e-5, 1e-3, 2).astype(np.float32)
+        output = np.float32((first + second) * draw.uniform(0.6, 1.2))
+        reads = [Stored((1, 100_007), scale, type="INT16") for scale in (first, second)]
+        made = [Stored((1, 100_007), output, type="INT16")]
+        content = file_of("ADD", reads, made, version=3, potScaleInt16=False)
+        terms = [draw.integers(-32768, 32768, (1, 100_007)).astype(np.int16) for _ in reads]
+        rules: dict[str, np.ndarray] = {}
+        for name, kernels in (("builtin", BUILTIN_X86), ("reference", REFERENCE)):
+            rule = kernels.on(16).summed(terms, [first, second], output)
+            rules[name] = np.clip(rule, -32768, 32767)
+            runtime = loaded(content, name, keep_tensors=True)
+            runtime.run(tuple(terms))
+            np.testing.assert_array_equal(runtime.kept([2])[2], rules[name])
+        differing += np.count_nonzero(rules["builtin"] != rules["reference"])
+    assert 0 < differing < 60
+
+
+def test_armv7_rounds_halves_of_float_values_away_from_zero():
+    values = np.float32([0.5, -0.5, 1.5, 2.5, -2.5, 0.49, 3.0])
+    assert moved_away(values).tolist() == [1, -1, 2, 3, -3, 0, 3]
+    real = np.tile(values, (1, 2))  # a block of 8, and 6 values by division
+    found = kernel_sets.ARM_UNFUSED.on(16).quantized(real, ONE)
+    assert found.tolist() == [[1, -1, 2, 3, -3, 0, 3] * 2]
+    assert kernel_sets.ARM.on(16).quantized(real, ONE).tolist()[0][:8] == [0, 0, 2, 2, -2, 0, 3, 0]

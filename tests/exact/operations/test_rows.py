@@ -432,7 +432,7 @@ def converted(name: str, rng: Rng) -> Form:
     read = Grid(EACH, *grid(rng))
     if name == "DEQUANTIZE":
         return Form([read], [Grid(EACH, None, type="FLOAT32")], is_own=True)
-    made, reals = near(rng, read.scale), Grid((1, 255), None, type="FLOAT32")
+    made, reals = near(rng, read.scale), Grid((1, 256), None, type="FLOAT32")
     if rng.integers(2):
         return Form([reals], [Grid(reals.shape, *made)])
     return Form([read], [Grid(EACH, *made)], is_own=True)
@@ -496,11 +496,40 @@ def ends_at_half_a_code(name: str, form: Form) -> bool:
     return end is not None and abs(end / form.makes[0].scale % 1.0 - 0.5) < 1e-4
 
 
-def check(name: str, seed: int) -> None:
+def widened(name: str, form: Form) -> Form:
+    """The same form on codes of 16 bits around 0; kernels have 8, and biases 64."""
+    is_linear = name in _NAMES[linear].split()
+
+    def wide(one: Grid, *, is_bias: bool = False) -> Grid:
+        if is_bias and one.values is not None:
+            scale = np.asarray(one.scale) / 256.0
+            return one._replace(type="INT64", values=one.values.astype(np.int64) << 8, scale=scale)
+        if one.type != "INT8" or (is_linear and one.values is not None):
+            return one
+        values = None if one.values is None else one.values.astype(np.int16) * 257
+        return one._replace(type="INT16", zero_point=0, scale=one.scale / 256.0, values=values)
+
+    reads = [wide(one, is_bias=is_linear and place == 2) for place, one in enumerate(form.reads)]
+    if name == "TRANSPOSE_CONV":
+        reads = [*form.reads[:2], *map(wide, form.reads[2:3])]
+        reads += [wide(one, is_bias=True) for one in form.reads[3:]]
+    values = form.values | ({"potScaleInt16": False} if name in ("ADD", "SUB") else {})
+    return dataclasses.replace(form, reads=reads, makes=list(map(wide, form.makes)), values=values)
+
+
+def lacks_bias(name: str, form: Form) -> bool:
+    """Whether a linear operator has no bias, by whose type kernels choose their sums."""
+    expected = 4 if name == "TRANSPOSE_CONV" else 3
+    return name in _NAMES[linear].split() and len(form.reads) < expected
+
+
+def check(name: str, seed: int, *, wide: bool = False) -> None:
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     form = FORMS[name](rng)
-    while ends_at_half_a_code(name, form):
+    while ends_at_half_a_code(name, form) or (wide and lacks_bias(name, form)):
         form = FORMS[name](rng)
+    if wide:
+        form = widened(name, form)
     content = file_of(name, form.reads, form.makes, version=form.version, **form.values)
     inputs = [read for read in form.reads if read.values is None]
 
@@ -510,13 +539,16 @@ def check(name: str, seed: int) -> None:
             return halves.astype(np.float32)
         if read.type == "INT8":
             return codes(rng, read.shape)
+        if read.type == "INT16":
+            coarse = codes(rng, read.shape).astype(np.int16) * 256
+            return coarse + rng.integers(0, 256, read.shape, dtype=np.int16)
         return rng.integers(form.limit, size=read.shape, dtype=np.int32)
 
     images = [tuple(map(drawn, inputs)) for _ in range(2)]
     if form.avoids is not None:
         for arrays in images:
             arrays[1][arrays[1] == form.avoids] = form.avoids - 1 if form.avoids > -128 else 1
-    if [read.shape for read in inputs] == [EACH]:
+    if [read.shape for read in inputs] == [EACH] and inputs[0].type == "INT8":
         images = [(np.arange(-128, 128).astype(np.int8).reshape(EACH),)]
     graph = assert_as_in_litert(content, images)
     if form.is_own:
@@ -545,3 +577,24 @@ def test_an_operator_computes_in_every_runtime_what_is_simulated(name):
 def test_an_operator_computes_in_every_runtime_what_is_simulated_in_many_forms(name):
     for seed in range(4, 100):
         check(name, seed)
+
+
+WIDE_NAMES = (
+    *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "ADD", "SUB", "MUL"),
+    *("MAXIMUM", "MINIMUM", "MEAN", "MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "RESHAPE"),
+    *("TRANSPOSE", "STRIDED_SLICE", "PAD", "GATHER", "REDUCE_MAX", "RESIZE_NEAREST_NEIGHBOR"),
+    *("QUANTIZE", "DEQUANTIZE"),
+)
+
+
+@pytest.mark.parametrize("name", WIDE_NAMES)
+def test_an_operator_computes_on_16_bits_what_is_simulated(name):
+    for seed in range(4):
+        check(name, seed, wide=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", WIDE_NAMES)
+def test_an_operator_computes_on_16_bits_what_is_simulated_in_many_forms(name):
+    for seed in range(4, 100):
+        check(name, seed, wide=True)
