@@ -91,20 +91,29 @@ def _reversed(steps: int) -> NewLayer:
 
 
 def _unrolled(layers: _Layers, layer: Any, steps: int) -> None:
-    """Adds the layers of all steps, and the sequence of their states where that is the output."""
+    """Adds the layers of all steps, and the sequence of their states where that is the output.
+
+    States in a sequence, but for the last one, are computed twice: there they have one grid, and in
+    front of the next step one for each, so that no operators have to change it.
+    """
     unrolled = _Unrolled(layers, layer, steps)
     step = _STEPS[type(layer)](unrolled)
     # In front of the first step is a state of zeros, which a difference has as codes, too.
     values = unrolled.part("values", len(layers), 0, layer.units)
-    states = [unrolled.add("Subtract", "zeros", values, values)]
-    for unrolled.index in reversed(range(steps)) if layer.go_backwards else range(steps):
-        states.append(step(states[-1]))
-    if layer.return_sequences:
-        if steps > 1:
-            layers.add(new_layer("Concatenate", suffix="states"), *states[1:])
-        layers.add(new_layer("Reshape", (steps, layer.units)))
-    else:
+    state, sequence = unrolled.add("Subtract", "zeros", values, values), list[int]()
+    order = range(steps)[::-1] if layer.go_backwards else range(steps)
+    for unrolled.index in order:
+        state = step(state)
+        if layer.return_sequences:
+            last, is_last = layers[-1], unrolled.index == order[-1]
+            shown = dataclasses.replace(last, suffix=f"shown_{unrolled.index}")
+            sequence.append(state if is_last else layers.add(shown, *(last.reads or ())))
+    if not layer.return_sequences:
         layers[-1] = dataclasses.replace(layers[-1], suffix="")
+        return
+    if steps > 1:
+        layers.add(new_layer("Concatenate", suffix="sequence"), *sequence)
+    layers.add(new_layer("Reshape", (steps, layer.units)))
 
 
 class _Unrolled:
