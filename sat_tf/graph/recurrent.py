@@ -93,8 +93,8 @@ def _reversed(steps: int) -> NewLayer:
 def _unrolled(layers: _Layers, layer: Any, steps: int) -> None:
     """Adds the layers of all steps, and the sequence of their states where that is the output.
 
-    States in a sequence, but for the last one, are computed twice: there they have one grid, and in
-    front of the next step one for each, so that no operators have to change it.
+    Sums and products that are states of a sequence are computed twice: they have one grid there,
+    and in front of the next step a grid each, so that no operators have to change it.
     """
     unrolled = _Unrolled(layers, layer, steps)
     step = _STEPS[type(layer)](unrolled)
@@ -103,11 +103,12 @@ def _unrolled(layers: _Layers, layer: Any, steps: int) -> None:
     state, sequence = unrolled.add("Subtract", "zeros", values, values), list[int]()
     order = range(steps)[::-1] if layer.go_backwards else range(steps)
     for unrolled.index in order:
-        state = step(state)
-        if layer.return_sequences:
-            last, is_last = layers[-1], unrolled.index == order[-1]
-            shown = dataclasses.replace(last, suffix=f"shown_{unrolled.index}")
-            sequence.append(state if is_last else layers.add(shown, *(last.reads or ())))
+        state, is_last = step(state), unrolled.index == order[-1]
+        if layer.return_sequences and not is_last and type(layer) is not L.SimpleRNN:
+            again = dataclasses.replace(layers[-1], suffix=f"shown_{unrolled.index}")
+            sequence.append(layers.add(again, *(again.reads or ())))
+        else:
+            sequence.append(state)
     if not layer.return_sequences:
         layers[-1] = dataclasses.replace(layers[-1], suffix="")
         return

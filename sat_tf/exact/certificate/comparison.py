@@ -295,8 +295,12 @@ class TrainedCounter:
             tensors[name], alike[name] = remade, reads_alike
             if name in stored:
                 of_keras, counted = stored[name][:count], self._tensors[name]
-                counted.alone_compared += remade.size
-                counted.alone_differing += int(np.count_nonzero(remade != of_keras))
+                both = np.stack([remade, of_keras], axis=1)
+                # What is no function of the images, as behind a first state of 0, counts once.
+                is_constant = np.array_equal(both, np.broadcast_to(both[:1], both.shape))
+                compared = both[:1] if is_constant else both
+                counted.alone_compared += compared[:, 0].size
+                counted.alone_differing += int(np.count_nonzero(compared[:, 0] != compared[:, 1]))
                 tensors[name] = of_keras
                 differs = of_keras != simulated[name][:count]
                 alike[name] = ~np.any(differs.reshape(count, -1), axis=1)
