@@ -253,7 +253,7 @@ _MERGES = {"concat": "Concatenate", "sum": "Add", "mul": "Multiply", "ave": "Ave
 def _both_ways(call: OldCall) -> Replacement | None:
     """A layer for each direction, one of which gives its sequence in reverse, and their merge."""
     layer, tensor = call.layer, _sequence(call, misfit_of_both_ways)
-    if tensor is None:
+    if tensor is None or layer.merge_mode not in _MERGES:
         return None
     layers, ends = _Layers(), list[int]()
     for suffix in ("forward", "backward"):

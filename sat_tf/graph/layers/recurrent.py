@@ -17,6 +17,10 @@ _OFF = ("return_state", "time_major")
 # Gates with f(-x) = 1 - f(x).
 _GATES = ("sigmoid", "hard_sigmoid", "relu6_sigmoid")
 _ACTIVATIONS = ("linear", *RECTIFIERS, *sorted(REACHES))
+_USUAL = (
+    "which sat_tf.quantize_model takes where one tensor alone is given to it, of one shape in all "
+    "calls; call it without a mask, a state and training=True"
+)
 _CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 
 
@@ -75,11 +79,8 @@ def _named(layer: Any) -> str:
 def _refuse(layer: Any) -> str:
     # The layers inside others have no calls of their own.
     steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
-    usual = (
-        f"received {_named(layer)}, which sat_tf.quantize_model takes where one tensor alone is "
-        "given to it; call it without a mask, a state and training=True"
-    )
-    return f"{misfit_of_recurrence(layer, steps) or usual}, or pass unsupported='float'"
+    problem = misfit_of_recurrence(layer, steps) or f"received {_named(layer)}, {_USUAL}"
+    return f"{problem}, or pass unsupported='float'"
 
 
 def misfit_of_both_ways(layer: Any, steps: int | None) -> str | None:
@@ -90,18 +91,13 @@ def misfit_of_both_ways(layer: Any, steps: int | None) -> str | None:
             return f"received a Bidirectional of {kind}, expected LSTM, GRU or SimpleRNN; use these"
         if problem := misfit_of_recurrence(inner, steps):
             return problem
-    if layer.merge_mode is None:
-        return "received a Bidirectional with merge_mode=None, expected one tensor; use 'concat'"
     return None
 
 
 def _refuse_both_ways(layer: Any) -> str:
     steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
-    usual = (
-        "received a Bidirectional, which sat_tf.quantize_model takes where one tensor alone is "
-        "given to it; call it without a mask, a state and training=True"
-    )
-    return f"{misfit_of_both_ways(layer, steps) or usual}, or pass unsupported='float'"
+    problem = misfit_of_both_ways(layer, steps) or f"received a Bidirectional, {_USUAL}"
+    return f"{problem}, or pass unsupported='float'"
 
 
 KINDS: Kinds = {
