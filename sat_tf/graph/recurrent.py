@@ -245,6 +245,7 @@ _STEPS: dict[type, Callable[[_Unrolled], _Step]] = {
     L.GRU: _gru,
     L.LSTM: _lstm,
 }
+
 # -- both directions ------------------------------------------------------------------------------
 
 _MERGES = {"concat": "Concatenate", "sum": "Add", "mul": "Multiply", "ave": "Average"}

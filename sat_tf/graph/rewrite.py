@@ -256,9 +256,9 @@ def rewritten(
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
     - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.
 
-    Every output stays the same, bit for bit, except the last bits of functions for NPUs. Rewriting
-    goes on until nothing changes. Where layers are annotated, the others stay, except operations,
-    and layers that are called in another way.
+    Every output stays the same, bit for bit, except the last bits of functions for NPUs, and of
+    recurrent layers of single steps. Rewriting goes on until nothing changes. Where layers are
+    annotated, the others stay, except operations, and layers that are called in another way.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))

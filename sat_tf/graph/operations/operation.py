@@ -141,11 +141,7 @@ _BESIDE = ("name", "dtype", "trainable", "batch_input_shape")
 
 
 def of_config(
-    factory: Any,
-    settings: dict[str, Any],
-    weights: Any = (),
-    suffix: str = "",
-    reads: tuple[int, ...] | None = None,
+    factory: Any, settings: dict[str, Any], weights: Any = (), suffix: str = ""
 ) -> NewLayer:
     """A layer by the settings of a configuration, with weights."""
     settings = {name: value for name, value in settings.items() if name not in _BESIDE}
@@ -153,7 +149,7 @@ def of_config(
     def make(**options: Any) -> Any:
         return factory.from_config({**settings, **options})
 
-    return NewLayer(make, suffix, weights, reads)
+    return NewLayer(make, suffix, weights)
 
 
 def alone_or_alike(find: Finder) -> Finder:
