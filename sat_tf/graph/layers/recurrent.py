@@ -10,8 +10,8 @@ from sat_tf.graph.operation_layers import LongShortTermMemory
 
 L = keras.layers
 UNROLLED = (L.SimpleRNN, L.GRU, L.LSTM)
-# The most steps that become layers. Each costs a GRU 18 operators, 5 KB of the file and, where Keras
-# traces its quantizers, 4 seconds of a processor in front of the first batch of training.
+# The most steps that become layers. Each costs a GRU 18 operators, 5 KB of the file and, where
+# Keras traces its quantizers, 4 seconds of a processor in front of the first batch of training.
 MOST_STEPS = 64
 # Settings that no layers have.
 _OFF = ("return_state", "time_major")
