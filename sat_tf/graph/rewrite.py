@@ -9,12 +9,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
-from sat_tf.graph import layer_kinds, operations
+from sat_tf.graph import layer_kinds, operations, recurrent
 from sat_tf.graph.feature_normalization import replacements_of_normalizations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
-from sat_tf.graph.layers.recurrent import misfit_of_lstm
 from sat_tf.graph.layers.unquantized import LeftFloat
 from sat_tf.graph.network import (
     Network,
@@ -24,7 +23,6 @@ from sat_tf.graph.network import (
     refuse_wrapped,
 )
 from sat_tf.graph.operation_layers import (
-    LongShortTermMemory,
     OfSeveralTensors,
     Scaling,
     TensorFlowOperation,
@@ -36,6 +34,7 @@ from sat_tf.graph.operations.operation import (
     is_keras,
     layer_class,
     new_layer,
+    of_config,
     one_layer,
     pooled_in_rows,
     pooled_whole_row,
@@ -127,19 +126,15 @@ def _weighted_sum(call: OldCall) -> Replacement | None:
     return Replacement(list(call.node.call_args[0]), [scaled, new_layer(L.Add, reads=(0, 2))])
 
 
-def _of_config(factory: Any, settings: dict[str, Any], weights: Any, suffix: str = "") -> NewLayer:
-    return NewLayer(lambda **options: factory.from_config({**settings, **options}), suffix, weights)
-
-
 def _linear(call: OldCall) -> list[NewLayer] | None:
     """A linear layer, and its activation where that must be a layer of its own."""
     layer, padding, activation = call.layer, _padding(call), _separate_activation(call)
     if not padding and not activation:
         return None
-    settings = {name: v for name, v in layer.get_config().items() if name not in _BESIDE}
+    settings = layer.get_config()
     settings |= {"padding": "valid"} if padding else {}
     settings |= {"activation": "linear", "activity_regularizer": None} if activation else {}
-    linear = _of_config(type(layer), settings, layer.get_weights())
+    linear = of_config(type(layer), settings, layer.get_weights())
     return [*padding, linear, *activation]
 
 
@@ -162,37 +157,6 @@ def _padding(call: OldCall) -> list[NewLayer]:
         return []
     margin = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
     return [new_layer(L.ZeroPadding1D, (margin, 0), suffix="padding")]
-
-
-# Settings that a layer gets where it is made.
-_BESIDE = ("name", "dtype", "trainable", "batch_input_shape")
-
-
-def _recurrence(call: OldCall) -> Replacement | None:
-    """An LSTM with the states of all steps, with a slice behind where the last one is the output.
-
-    Its dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for
-    all gates at once.
-    """
-    layer, tensor = call.layer, call.argument(0, "inputs")
-    # Keras 3 calls it with training=False, which is its default there.
-    more = (*call.node.call_args[1:], *call.node.call_kwargs.values())
-    if not is_keras(tensor) or any(value is not None and value is not False for value in more):
-        return None
-    steps = tensor.shape[1]
-    if misfit_of_lstm(layer, steps):
-        return None
-    settings = {name: v for name, v in layer.get_config().items() if name not in _BESIDE}
-    settings |= {"return_sequences": True, "dropout": 0.0, "activity_regularizer": None}
-    layers = [_of_config(LongShortTermMemory, settings, layer.get_weights())]
-    if layer.dropout:
-        layers.insert(0, new_layer(L.SpatialDropout1D, layer.dropout, suffix="dropout"))
-    if not layer.return_sequences:
-        last = [steps - 1, steps, None]
-        layers.append(new_layer("Slice", [last, [None, None, None]], [0], suffix="last"))
-    if layer.activity_regularizer is not None:
-        layers.append(NewLayer(regularization_of(layer), suffix="regularization"))
-    return Replacement([tensor], layers)
 
 
 # Settings of a separable convolution that its two layers have under the same names.
@@ -223,8 +187,8 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
     depthwise_class, pointwise_class = layer_kinds.KINDS[type(layer)].pieces
     return [
         *padding,
-        _of_config(depthwise_class, depthwise, [depthwise_kernel], "depthwise"),
-        _of_config(pointwise_class, pointwise, pointwise_weights),
+        of_config(depthwise_class, depthwise, [depthwise_kernel], "depthwise"),
+        of_config(pointwise_class, pointwise, pointwise_weights),
         *activation,
     ]
 
@@ -257,7 +221,7 @@ _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].Cust
 
 _LAYERS = {
     **{layer_class(name): find for name, find in operations.LAYERS.items()},
-    L.LSTM: _recurrence,
+    **recurrent.LAYERS,
     _WeightedSum: _weighted_sum,
 }
 
@@ -290,16 +254,15 @@ def rewritten(
       with its name and a scaling `<name>_scale` in front.
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
       layers `<name>_image` and `<name>_row`.
-    - An LSTM that kernels can compute becomes one with the states of all steps; a slice behind it,
-      `<name>_last`, takes the last one.
+    - Recurrent layers become layers of single steps, or an LSTM of all steps; see `recurrent`.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
     - For NPUs, functions get the form that they have operators for, see `native_replacement_of`,
       and normalizations over features, see `feature_normalization`.
 
-    Every output stays the same, bit for bit, except the last bits of these for NPUs. Rewriting
-    goes on until nothing changes. Where layers are annotated, the others stay, except operations,
-    and layers that are called in another way.
+    Every output stays the same, bit for bit, except the last bits of these for NPUs, and of
+    recurrent layers of single steps. Rewriting goes on until nothing changes. Where layers are
+    annotated, the others stay, except operations, and layers that are called in another way.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))
@@ -397,10 +360,13 @@ class _Rewriter:
             if replacement is None:
                 new_layers = [layer_copy(call.layer)]
             else:
-                new_layers = [
-                    new.layer(name=self._name(new.suffix, call.layer.name), dtype=call.dtype)
-                    for new in replacement.layers
-                ]
+                new_layers = []
+                for new in replacement.layers:
+                    if new.again is not None:
+                        new_layers.append(new_layers[new.again])
+                        continue
+                    name = self._name(new.suffix, call.layer.name)
+                    new_layers.append(new.layer(name=name, dtype=call.dtype))
             for layer in new_layers:
                 layer.trainable = call.layer.trainable
                 self.origins[layer.name] = call.layer.name

@@ -14,7 +14,7 @@ from sat_tf.exact.certificate.outputs import outputs_in
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.litert.processes import loaded
 from sat_tf.exact.litert.runtime import TOSA, Runtime
-from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.exact.operations.operation import Operation
@@ -169,6 +169,19 @@ def own_count(content: bytes, images: Pixels, runtime: str) -> tuple[int, int]:
     outputs = outputs_in(graph, Contents(()), None)
     found = counter.result(Reference(counter.outputs, outputs, [None] * len(outputs)))
     return found.own_compared, found.own_differing
+
+
+def differing_codes(content: bytes, values: Any) -> dict[str, int]:
+    """How many codes LiteRT makes of each tensor that the rules of its kernels do not."""
+    graph, found = read_graph(content, "file"), dict[str, int]()
+    for runtime in ("xnnpack", "builtin", "reference"):
+        counter = RuntimeCounter(graph, content, runtime)
+        for batch in batches(graph.images[0].taken(values), graph):
+            counter.run(batch)
+            counter.count(simulate(graph.on(KERNELS[runtime]), batch))
+        counts = counter._tensors.items()
+        found |= {f"{runtime} {name}": count.codes_differing for name, count in counts}
+    return found
 
 
 def assert_simulated(content: bytes, tensor: str, images: Pixels, runtime: str) -> None:

@@ -280,7 +280,9 @@ def test_ids_beside_an_image_keep_their_type_and_the_image_its_pixels(path):
 
 @pytest.mark.parametrize("name", [pytest.param("gru", marks=pytest.mark.thorough), "norm"])
 def test_real_numbers_for_layers_left_float_stay_as_they_are(name, path):
-    first = L.GRU(8, return_sequences=True) if name == "gru" else L.LayerNormalization()
+    first = L.LayerNormalization()
+    if name == "gru":
+        first = L.GRU(8, return_sequences=True, kernel_constraint="max_norm")
     values = np.random.default_rng(3).normal(0.0, 30.0, (64, 6, 4)).astype(np.float32)
     values[:, 0] *= 1000.0  # of which codes for all would leave nothing else
     read = keras.Input((6, 4), name="read")

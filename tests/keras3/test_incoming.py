@@ -407,7 +407,7 @@ def test_activations_of_ones_own_become_layers(name):
 # The second has an activation that Keras 3 alone has: the whole stays a layer of Keras 3.
 @pytest.mark.parametrize("name", ["sequences", "outputs"])
 def test_layers_around_recurrent_ones_stay_float(name):
-    layer = L.LSTM(3, return_sequences=True)
+    layer = L.LSTM(3, return_sequences=True, recurrent_activation="tanh")
     if name == "outputs":
         layer = L.RNN(L.GRUCell(3, activation="sparse_sigmoid"), return_sequences=True)
     given = keras3.Input((6, 4))

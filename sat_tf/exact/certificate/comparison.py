@@ -17,7 +17,7 @@ from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations import linear
 from sat_tf.exact.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
-from sat_tf.exact.operations.native import FIXED_GRIDS
+from sat_tf.exact.operations.native import FIXED_GRIDS, Lookup
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.tensors import Pixels, number_of, some_of
 
@@ -194,6 +194,8 @@ class FloatModel(Protocol):
         """Returns the file's outputs in this model's form: probabilities where it has a softmax."""
 
 
+# A number below all codes; its negative is above them.
+_BELOW_ALL = -(2**30)
 # The number of images that are simulated once more, from Keras' own codes of each tensor.
 _MOST_ALONE = 16
 
@@ -252,6 +254,10 @@ class TrainedCounter:
         if dequantizes or "SOFTMAX" in reader.operators:
             codes = self._graph.tensors[name].codes
             return (codes.lowest, codes.highest) if codes else (0, 0)  # float without codes
+        if isinstance(reader, Lookup):  # such as a sigmoid's, whose ends are flat
+            changes = np.flatnonzero(np.diff(reader.table)).tolist() or [0, 254]
+            low, high = changes[0] - 128, changes[-1] - 127
+            return low if low > -128 else _BELOW_ALL, high if high < 127 else -_BELOW_ALL
         if not reader.selects:
             return None
         if reader.output in self._tensors:
@@ -268,15 +274,15 @@ class TrainedCounter:
         stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
             computed = codes.pop(name)  # popped, as it is large and not read again
-            if name in self._told_apart:
-                computed = np.clip(computed, *self._told_apart[name])
+            of_file = self._as_told_apart(name, simulated[name])
+            computed = self._as_told_apart(name, computed)
             grid = self._graph.codes(name)
             stored[name] = np.clip(computed, grid.lowest, grid.highest)
             beyond = stored[name] != computed
             axes = tuple(range(beyond.ndim - 1))
             self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
             is_clipped = name in self._trained.raw_inputs
-            counted.add(simulated[name], stored[name] if is_clipped else computed)
+            counted.add(of_file, stored[name] if is_clipped else computed)
         count = min(_MOST_ALONE - self._alone_images, number_of(images))
         if count <= 0:
             return
@@ -295,12 +301,21 @@ class TrainedCounter:
                 remade = np.where(by_image, left_float[name][:count].reshape(remade.shape), remade)
             tensors[name], alike[name] = remade, reads_alike
             if name in stored:
+                remade = self._as_told_apart(name, remade)
                 of_keras, counted = stored[name][:count], self._tensors[name]
-                counted.alone_compared += remade.size
-                counted.alone_differing += int(np.count_nonzero(remade != of_keras))
+                both = np.stack([remade, of_keras], axis=1)
+                # What is no function of the images, as behind a first state of 0, counts once.
+                is_constant = np.array_equal(both, np.broadcast_to(both[:1], both.shape))
+                compared = both[:1] if is_constant else both
+                counted.alone_compared += compared[:, 0].size
+                counted.alone_differing += int(np.count_nonzero(compared[:, 0] != compared[:, 1]))
                 tensors[name] = of_keras
-                differs = of_keras != simulated[name][:count]
+                differs = of_keras != self._as_told_apart(name, simulated[name])[:count]
                 alike[name] = ~np.any(differs.reshape(count, -1), axis=1)
+
+    def _as_told_apart(self, name: str, codes: np.ndarray) -> np.ndarray:
+        """Returns codes of a tensor without those that its readers do not tell from others."""
+        return np.clip(codes, *self._told_apart[name]) if name in self._told_apart else codes
 
     def result(self) -> list[TrainedCount]:
         """Returns all counts."""

@@ -62,6 +62,7 @@ class Writer:
         self.model.operatorCodes = []
         self.indices: dict[int | str, int] = {}
         self._kernel_buffers: dict[bytes, int] = {}
+        self._integers: dict[tuple[Any, ...], int] = {}
         self._names = {*(image.name for image in graph.images), *graph.tensors}
         for image in graph.images:
             codes = None
@@ -92,12 +93,21 @@ class Writer:
     def constant(
         self, name: str, values: np.ndarray, scales: Any = None, zero_point: int = 0
     ) -> int:
-        """Adds a constant tensor, with one scale for all its values or one for each."""
-        quantization = None
+        """Adds a constant tensor, with one scale for all its values or one for each.
+
+        Integers without a scale, such as shapes and the ends of slices, are in the file once.
+        """
+        key, quantization = (values.shape, values.tobytes()), None
+        is_shared = values.dtype == _INT32 and scales is None
+        if is_shared and key in self._integers:
+            return self._integers[key]
         if scales is not None:
             quantization = _quantization(np.atleast_1d(scales), zero_point, 0)
         buffer = self._buffer(np.frombuffer(values.tobytes(), np.uint8))
-        return self._constant(name, values.shape, _TYPES[values.dtype], buffer, quantization)
+        index = self._constant(name, values.shape, _TYPES[values.dtype], buffer, quantization)
+        if is_shared:
+            self._integers[key] = index
+        return index
 
     def kernel(self, name: str, codes: np.ndarray, storage: Storage, scales: Any, axis: int) -> int:
         """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all."""

@@ -1,58 +1,113 @@
-"""Recurrent layers: an LSTM of the form that kernels compute on codes."""
+"""Recurrent layers: an LSTM of the form that kernels compute on codes, and what becomes others."""
 
 from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.graph.layers.kind import SAME, Kinds, LayerKind, Role
+from sat_tf.graph.layers.activations import REACHES, RECTIFIERS, is_of_keras
+from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind, Role
 from sat_tf.graph.operation_layers import LongShortTermMemory
 
-# Settings of an LSTM that kernels do not have.
-_OFF = ("return_state", "go_backwards", "time_major")
+L = keras.layers
+UNROLLED = (L.SimpleRNN, L.GRU, L.LSTM)
+# The most steps that become layers. Each costs a GRU 18 operators, 5 KB of the file and, where
+# Keras traces its quantizers, 4 seconds of a processor in front of the first batch of training.
+MOST_STEPS = 64
+# Settings that no layers have.
+_OFF = ("return_state", "time_major")
+# Gates with f(-x) = 1 - f(x).
+_GATES = ("sigmoid", "hard_sigmoid", "relu6_sigmoid")
+_ACTIVATIONS = ("linear", *RECTIFIERS, *sorted(REACHES))
+_USUAL = (
+    "which sat_tf.quantize_model takes where one tensor alone is given to it, of one shape in all "
+    "calls; call it without a mask, a state and training=True"
+)
+_CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 
 
-def misfit_of_lstm(layer: Any, steps: int | None) -> str | None:
-    """Names the setting of an LSTM that kernels do not have, with the fix; None without one.
+def is_fused(layer: Any) -> bool:
+    """Whether kernels compute all steps of a layer at once: an LSTM with its usual functions."""
+    functions = (layer.activation, layer.recurrent_activation) if type(layer) is L.LSTM else ()
+    return functions == (keras.activations.tanh, keras.activations.sigmoid)
+
+
+def misfit_of_recurrence(layer: Any, steps: int | None) -> str | None:
+    """Names the setting of a recurrent layer that no layers have, with the fix; None without one.
 
     The number of its steps is None where it is not known.
     """
+    received, fused = f"received {_named(layer)}", is_fused(layer)
     for name in _OFF:
         if getattr(layer, name, False):
-            return f"received an LSTM with {name}=True, expected {name}=False; build it so"
-    for name, expected in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
-        function = getattr(layer, name)
-        if function is not getattr(keras.activations, expected):
-            received = getattr(function, "__name__", type(function).__name__)
+            return f"{received} with {name}=True, expected {name}=False; build it so"
+    for name, known in (("activation", _ACTIVATIONS), ("recurrent_activation", _GATES)):
+        function = getattr(layer, name, None)
+        called = str(getattr(function, "__name__", type(function).__name__))
+        if function is not None and not (called in known and is_of_keras(function)):
             return (
-                f"received an LSTM with {name}={received!r}, expected {expected!r}, the only one "
-                "that kernels compute; train it so"
+                f"{received} with {name}={called!r}, expected one of {', '.join(known)}; train it "
+                "so"
             )
     if layer.recurrent_dropout:
         return (
-            f"received an LSTM with recurrent_dropout={layer.recurrent_dropout:g}, expected 0; "
-            "train it with dropout alone"
+            f"{received} with recurrent_dropout={layer.recurrent_dropout:g}, expected 0; train it "
+            "with dropout alone"
         )
+    for name in _CONSTRAINTS:
+        if not fused and getattr(layer, name) is not None:
+            return (
+                f"{received} with a {name}, expected none, as its gates become layers; leave it out"
+            )
     if steps is None:
         return (
-            "received an LSTM for sequences of open length, expected a known number of steps; give "
-            "the input a shape such as (steps, features)"
+            f"{received} for sequences of open length, expected a known number of steps; give the "
+            "input a shape such as (steps, features)"
+        )
+    if steps > MOST_STEPS and not fused:
+        return (
+            f"{received} of {steps} steps, expected at most {MOST_STEPS}, each of which has its "
+            "own operators in the file; use an LSTM of tanh and sigmoid, which is one operator, or "
+            "fewer steps, as behind a Conv1D with strides"
         )
     return None
 
 
-def _refuse_lstm(layer: Any) -> str:
+def _named(layer: Any) -> str:
+    name = type(layer).__name__
+    return f"{'an' if name == 'LSTM' else 'a'} {name}"
+
+
+def _refuse(layer: Any) -> str:
     # The layers inside others have no calls of their own.
     steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
-    misfit = misfit_of_lstm(layer, steps)
-    usual = (
-        "received an LSTM, which sat_tf.quantize_model takes where one tensor alone is given to "
-        "it; call it without a mask, a state and training=True"
-    )
-    return f"{misfit or usual}, or pass unsupported='float'"
+    problem = misfit_of_recurrence(layer, steps) or f"received {_named(layer)}, {_USUAL}"
+    return f"{problem}, or pass unsupported='float'"
+
+
+def misfit_of_both_ways(layer: Any, steps: int | None) -> str | None:
+    """Names what layers of both directions do not have, with the fix; None where they have all."""
+    for inner in (layer.forward_layer, layer.backward_layer):
+        if type(inner) not in UNROLLED:
+            kind = type(inner).__name__
+            return f"received a Bidirectional of {kind}, expected LSTM, GRU or SimpleRNN; use these"
+        if problem := misfit_of_recurrence(inner, steps):
+            return problem
+    return None
+
+
+def _refuse_both_ways(layer: Any) -> str:
+    steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
+    problem = misfit_of_both_ways(layer, steps) or f"received a Bidirectional, {_USUAL}"
+    return f"{problem}, or pass unsupported='float'"
 
 
 KINDS: Kinds = {
-    keras.layers.LSTM: LayerKind(quantized=False, refuse=_refuse_lstm, keras3=SAME),
+    **{kind: LayerKind(quantized=False, refuse=_refuse, keras3=SAME) for kind in UNROLLED},
+    L.Bidirectional: LayerKind(
+        quantized=False,
+        refuse=_refuse_both_ways,
+        keras3=Keras3(wrapped={"layer": "forward_layer", "backward_layer": "backward_layer"}),
+    ),
     LongShortTermMemory: LayerKind(
         Role.RECURRENCE, detail=lambda layer: "", short_name="LSTM", keras3=SAME
     ),

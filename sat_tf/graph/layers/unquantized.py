@@ -65,8 +65,8 @@ _ACT_IN_TRAINING = """
     SpatialDropout2D SpatialDropout3D
 """
 _LEFT_FLOAT = """
-    AdditiveAttention ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU GRUCell LSTMCell SimpleRNN
-    SimpleRNNCell Masking CenterCrop Discretization
+    AdditiveAttention ConvLSTM1D ConvLSTM2D ConvLSTM3D GRUCell LSTMCell SimpleRNNCell
+    Masking CenterCrop Discretization
 """
 
 KINDS: Kinds = {
@@ -120,9 +120,5 @@ KINDS: Kinds = {
         "Flatten and Reshape, which work on all steps at once; let another layer do so too, as a "
         "Conv2D of kernel_size (1, n) does in place of a Conv1D, or pass unsupported='float'",
         keras3=Keras3(wrapped={"layer": "layer"}),
-    ),
-    L.Bidirectional: LayerKind(
-        quantized=False,
-        keras3=Keras3(wrapped={"layer": "forward_layer", "backward_layer": "backward_layer"}),
     ),
 }

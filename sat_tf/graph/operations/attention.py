@@ -22,32 +22,11 @@ from sat_tf.graph.operations.operation import (
     OperationKind,
     Replacement,
     Twin,
+    alone_or_alike,
     is_keras,
     layer_class,
     new_layer,
 )
-
-
-def _alone_or_alike(find: Finder) -> Finder:
-    """Leaves a layer as it is whose calls differ: they share the layers that replace it."""
-
-    def form(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return list(map(form, value))
-        if is_keras(value):
-            return tuple(value.shape)
-        return value if isinstance(value, bool | int | None) else id(value)
-
-    def found(call: OldCall) -> Replacement | None:
-        forms = [
-            (form(node.call_args), {name: form(value) for name, value in node.call_kwargs.items()})
-            for node in call.nodes
-            if node.layer is call.layer
-        ]
-        return find(call) if all(other == forms[0] for other in forms) else None
-
-    return found
-
 
 # Settings that a product by einsum and a Dense have in common.
 _OF_WEIGHTS = tuple(
@@ -377,10 +356,10 @@ OPERATIONS = (
 )
 # Layers of tf_keras, by their names, that become others.
 LAYERS: dict[str, Finder] = {
-    "Attention": _alone_or_alike(_attention),
-    "Dot": _alone_or_alike(_dot),
-    "EinsumDense": _alone_or_alike(_einsum_dense),
-    "MultiHeadAttention": _alone_or_alike(_heads),
+    "Attention": alone_or_alike(_attention),
+    "Dot": alone_or_alike(_dot),
+    "EinsumDense": alone_or_alike(_einsum_dense),
+    "MultiHeadAttention": alone_or_alike(_heads),
 }
 # Layers of Keras 3 that tf_keras lacks, by their names.
-LAYERS_OF_KERAS3: dict[str, Finder] = {"GroupedQueryAttention": _alone_or_alike(_grouped_heads)}
+LAYERS_OF_KERAS3: dict[str, Finder] = {"GroupedQueryAttention": alone_or_alike(_grouped_heads)}

@@ -68,6 +68,9 @@ class NewLayer:
     # The numbers of the tensors that it reads: those of the replacement's sources, from 0 on, and
     # then those of its layers. None: the output of the layer before it, or the sources.
     reads: tuple[int, ...] | None = None
+    # The number of the layer of the replacement, from 0 on, that this is another call of; None for
+    # a layer of its own.
+    again: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +134,43 @@ def new_layer(
 def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replacement:
     """A layer without weights that reads one tensor, with the name of the call that it replaces."""
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
+
+
+# Settings that a layer gets where it is made.
+_BESIDE = ("name", "dtype", "trainable", "batch_input_shape")
+
+
+def of_config(
+    factory: Any, settings: dict[str, Any], weights: Any = (), suffix: str = ""
+) -> NewLayer:
+    """A layer by the settings of a configuration, with weights."""
+    settings = {name: value for name, value in settings.items() if name not in _BESIDE}
+
+    def make(**options: Any) -> Any:
+        return factory.from_config({**settings, **options})
+
+    return NewLayer(make, suffix, weights)
+
+
+def alone_or_alike(find: Finder) -> Finder:
+    """Leaves a layer as it is whose calls differ: they share the layers that replace it."""
+
+    def form(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return list(map(form, value))
+        if is_keras(value):
+            return tuple(value.shape)
+        return value if isinstance(value, bool | int | None) else id(value)
+
+    def found(call: OldCall) -> Replacement | None:
+        forms = [
+            (form(node.call_args), {name: form(value) for name, value in node.call_kwargs.items()})
+            for node in call.nodes
+            if node.layer is call.layer
+        ]
+        return find(call) if all(other == forms[0] for other in forms) else None
+
+    return found
 
 
 def pooled_in_rows(

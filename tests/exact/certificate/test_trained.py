@@ -173,6 +173,23 @@ def test_a_sigmoid_of_nearly_1_does_not_saturate(tmp_path):
     assert (found.saturated, found.output_mismatches) == (0, [])
 
 
+def test_sums_at_the_flat_end_of_a_sigmoid_are_alike(tmp_path):
+    """Int8 ends a code below Keras' symmetric grid, for which the table has the same code."""
+    keras.utils.set_random_seed(0)
+    features = keras.Input((8,), name="features")
+    parts = [L.Dense(16, kernel_initializer="random_normal")(20.0 * features) for _ in range(2)]
+    gates = L.Activation("sigmoid")(L.Add(name="sums")(parts))
+    model = keras.Model(features, L.Dense(3)(gates))
+    quantized = calibrated(model, BitPolicy.mobile(8, input_type="float32"), VALUES)
+    variables = quantized.get_layer("quant_sums").output_variables
+    variables["clipping_level"].assign(5.0)
+    variables["skew"].assign(0.0)
+    (sums,) = [
+        one for one in certified(quantized, VALUES[:16], tmp_path).trained if one.name == "sums"
+    ]
+    assert (sums.alone_compared, sums.alone_differing) == (16 * 16, 0)
+
+
 def test_an_input_beyond_its_range_saturates_in_keras_too(tmp_path):
     quantized = regression()
     range_of(quantized, "quant_numbers", 9.0)

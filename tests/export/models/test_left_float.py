@@ -23,6 +23,9 @@ FLOAT = sat_tf.BitPolicy.mobile(8, unsupported="float")
 IMAGES = np.random.default_rng(4).integers(0, 256, (64, 5, 5, 3)).astype(np.float32)
 _SMALL = keras.initializers.RandomNormal(stddev=0.002, seed=0)
 _POSITIVE = {"kernel_initializer": _SMALL, "bias_initializer": "ones"}  # so sums stay
+# Nothing has layers for these: weights of single gates, and gates beyond 0 and 1.
+_LEFT = {"recurrent_constraint": "max_norm", "name": "left"}
+_GATES = {"recurrent_activation": "tanh"}
 _ALL = {"padding": "same", "return_sequences": True}
 
 
@@ -35,12 +38,12 @@ def _attention(x, **masks):
 
 
 LEFT_FLOAT = {
-    "lstm": lambda x: L.LSTM(3, go_backwards=True, name="left")(x),
-    "relu": lambda x: L.LSTM(3, "relu", name="left", **_POSITIVE)(x),
-    "gru": lambda x: L.GRU(3, return_sequences=True, name="left")(x),
-    "simple": lambda x: L.SimpleRNN(3, go_backwards=True, name="left")(x),
+    "lstm": lambda x: L.LSTM(3, go_backwards=True, name="left", **_GATES)(x),
+    "relu": lambda x: L.LSTM(3, "relu", **_LEFT, **_POSITIVE)(x),
+    "gru": lambda x: L.GRU(3, return_sequences=True, **_LEFT)(x),
+    "simple": lambda x: L.SimpleRNN(3, go_backwards=True, **_LEFT)(x),
     "cells": lambda x: L.RNN([L.LSTMCell(3), L.GRUCell(2)], name="left")(x),
-    "bidirectional": lambda x: L.Bidirectional(L.LSTM(2, activation="relu"), name="left")(x),
+    "bidirectional": lambda x: L.Bidirectional(L.LSTM(2, "relu", **_LEFT), name="left")(x),
     "images": lambda x: L.ConvLSTM2D(2, 2, name="left")(_frames(x)),
     "images_both_ways": lambda x: L.Bidirectional(L.ConvLSTM2D(2, 2, **_ALL), name="left")(
         _frames(x)
@@ -192,7 +195,7 @@ ISLANDS = {
     "normalization": lambda x: L.LayerNormalization()(x),
     "resizing": lambda x: L.UpSampling2D(2, interpolation="bilinear")(x),
     "attention": _sparse_attention,
-    "recurrent": lambda x: L.Bidirectional(L.LSTM(3))(L.Reshape((16, 6))(x)),
+    "recurrent": lambda x: L.Bidirectional(L.LSTM(3, **_GATES))(L.Reshape((16, 6))(x)),
     "operation": lambda x: x / (0.5 + tf.reduce_sum(x, -1, keepdims=True)),
 }
 # The converter takes seconds for each of the others.

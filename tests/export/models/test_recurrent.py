@@ -7,15 +7,13 @@ import tensorflow as tf
 import tf_keras
 
 import sat_tf
-from sat_tf.exact.certificate.comparison import RuntimeCounter
 from sat_tf.exact.device.kit import write_kit
-from sat_tf.exact.operations.graph import batches, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.graph.operation_layers import LongShortTermMemory
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.exact.device.kits import checked_here, unpacked
-from tests.export.proofs import KERNELS, deployed, proved
+from tests.export.proofs import deployed, differing_codes, proved
 
 KERASES = {"keras2": tf_keras, "keras3": keras3}
 POLICY = sat_tf.BitPolicy.mobile(8, input_type="int8")
@@ -74,14 +72,9 @@ def test_a_forecast_is_exported_without_a_difference_and_near_to_float(forecast,
     assert [one.units for one in lstms] == [8, 6]
     assert all(one.hidden == one.state == one.made for one in lstms)
     # Every code, with the rules of each runtime.
-    for runtime in ("xnnpack", "builtin", "reference"):
-        counter = RuntimeCounter(graph, path.read_bytes(), runtime)
-        for batch in batches(graph.images[0].taken(HELD_OUT[:10]), graph):
-            counter.run(batch)
-            counter.count(simulate(graph.on(KERNELS[runtime]), batch))
-        differing = {name: count.codes_differing for name, count in counter._tensors.items()}
-        assert differing == dict.fromkeys(differing, 0)
-        assert len(differing) >= 4
+    found = differing_codes(path.read_bytes(), HELD_OUT[:10])
+    assert found == dict.fromkeys(found, 0)
+    assert len(found) >= 4 * 3
 
 
 @pytest.mark.thorough
@@ -196,20 +189,11 @@ def test_an_lstm_of_any_neighbours_has_codes(tmp_path):
     proved(quantized, tmp_path / "model.tflite", values[:4])
 
 
-REFUSED = {
-    "go_backwards=True": {"go_backwards": True},
-    "activation='relu'": {"activation": "relu"},
-    "recurrent_activation='hard_sigmoid'": {"recurrent_activation": "hard_sigmoid"},
-    "recurrent_dropout=0.5": {"recurrent_dropout": 0.5},
-}
-
-
-@pytest.mark.parametrize("text", REFUSED)
-def test_other_forms_are_refused_by_name(text):
+def test_an_lstm_that_drops_states_is_refused_by_name():
     read = tf_keras.Input((STEPS, 3))
-    model = tf_keras.Model(read, L.Dense(2)(L.LSTM(4, name="states", **REFUSED[text])(read)))
-    with pytest.raises(ValueError, match=f"states: received an LSTM with {text}, expected"):
-        sat_tf.quantize_model(model, POLICY)
+    states = L.LSTM(4, name="states", recurrent_dropout=0.5)(read)
+    with pytest.raises(ValueError, match=r"received an LSTM with recurrent_dropout=0\.5, expected"):
+        sat_tf.quantize_model(tf_keras.Model(read, L.Dense(2)(states)), POLICY)
 
 
 def test_a_plan_says_what_an_lstm_becomes():
@@ -244,5 +228,5 @@ def test_sequences_of_open_length_are_refused_by_name():
 
 
 def test_other_forms_are_left_float_on_request():
-    quantized, _ = _quantized(L.LSTM(4, go_backwards=True), policy=FLOAT)
+    quantized, _ = _quantized(L.LSTM(4, recurrent_activation="tanh"), policy=FLOAT)
     assert not any(isinstance(one, Lstm) for one in deployed(quantized).operations)

@@ -285,7 +285,7 @@ def _left(model, policy=FLOAT):
 
 @pytest.mark.thorough
 def test_a_table_that_float_layers_alone_read_stays_float_and_the_plan_says_so():
-    row = _left(_model(L.GRU(4, name="gru")))
+    row = _left(_model(L.GRU(4, kernel_constraint="max_norm", name="gru")))
     assert (row.fate, row.reason) == (Fate.FLOAT, "what reads it takes no codes: gru")
     row = _left(_model(), BitPolicy.mobile(8, overrides={"table": {"weight_bits": None}}))
     assert (row.fate, row.reason) == (Fate.FLOAT, "weight_bits=None")

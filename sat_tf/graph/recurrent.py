@@ -1,0 +1,274 @@
+"""Recurrent layers as layers that sat-tf quantizes: those of single steps, or an LSTM of all.
+
+An LSTM that kernels compute stays one. Other layers are computed step by step, with the inputs x
+and the state h of a step, weights W, R and b, and products of single values:
+
+    SimpleRNN   h' = tanh(x W + h R + b)
+    GRU         u, r = sigmoid(x W + h R + b),  c = tanh(x W + r (h R) + b),  h' = h + u (c - h)
+    LSTM        i, f, o = sigmoid(x W + h R + b),  g = tanh(x W + h R + b)
+                s' = f s + i g,  h' = o tanh(s')
+
+One Dense multiplies the inputs of all steps, and one that all steps share the state. Keras' GRU has
+z = 1 - u = sigmoid(-a) for u = sigmoid(a), so that its weights change their sign: then rounding
+c - h costs a state little that its gate keeps.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.graph.flatten import regularization_of
+from sat_tf.graph.layers.recurrent import is_fused, misfit_of_both_ways, misfit_of_recurrence
+from sat_tf.graph.operation_layers import LongShortTermMemory
+from sat_tf.graph.operations.operation import (
+    Finder,
+    NewLayer,
+    OldCall,
+    Replacement,
+    alone_or_alike,
+    is_keras,
+    new_layer,
+    of_config,
+)
+
+L = keras.layers
+
+
+def _sequence(call: OldCall, misfit: Callable[[Any, int | None], str | None]) -> Any:
+    """The only tensor of a call of a layer that can become others; None for another call."""
+    layer, tensor = call.layer, call.argument(0, "inputs")
+    # Keras 3 calls it with training=False, which is its default there.
+    more = (*call.node.call_args[1:], *call.node.call_kwargs.values())
+    if not is_keras(tensor) or any(value is not None and value is not False for value in more):
+        return None
+    return None if layer.stateful or misfit(layer, tensor.shape[1]) else tensor
+
+
+def _recurrence(call: OldCall) -> Replacement | None:
+    """An LSTM of all steps, or the layers of single steps.
+
+    Dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for all
+    gates at once.
+    """
+    layer, tensor = call.layer, _sequence(call, misfit_of_recurrence)
+    if tensor is None:
+        return None
+    layers = _Layers()
+    if layer.dropout:
+        layers.add(new_layer("SpatialDropout1D", layer.dropout, suffix="dropout"))
+    (_fused if is_fused(layer) else _unrolled)(layers, layer, int(tensor.shape[1]))
+    if layer.activity_regularizer is not None:
+        layers.add(NewLayer(regularization_of(layer), suffix="regularization"))
+    return Replacement([tensor], layers)
+
+
+class _Layers(list[NewLayer]):
+    """The layers of a replacement of one tensor, which has the place 0."""
+
+    def add(self, new: NewLayer, *reads: int, **changes: Any) -> int:
+        """Adds a layer that reads some places, by default the last one; returns its place."""
+        self.append(dataclasses.replace(new, reads=reads or (len(self),), **changes))
+        return len(self)
+
+
+def _fused(layers: _Layers, layer: Any, steps: int) -> None:
+    """Adds an LSTM of all steps, with a slice behind it where the last one is the output."""
+    settings = {**layer.get_config(), "go_backwards": False, "return_sequences": True}
+    settings |= {"dropout": 0.0, "activity_regularizer": None}
+    if layer.go_backwards:
+        layers.add(_reversed(steps))
+    layers.add(of_config(LongShortTermMemory, settings, layer.get_weights()))
+    if not layer.return_sequences:
+        last = [steps - 1, steps, None]
+        layers.add(new_layer("Slice", [last, [None, None, None]], [0], suffix="last"))
+
+
+def _reversed(steps: int) -> NewLayer:
+    return new_layer("Gather", [*reversed(range(steps))], 0, suffix="reversed")
+
+
+def _unrolled(layers: _Layers, layer: Any, steps: int) -> None:
+    """Adds the layers of all steps, and the sequence of their states where that is the output.
+
+    Sums and products that are states of a sequence are computed twice: they have one grid there,
+    and in front of the next step a grid each, so that no operators have to change it.
+    """
+    unrolled = _Unrolled(layers, layer, steps)
+    step = _STEPS[type(layer)](unrolled)
+    # In front of the first step is a state of zeros, which a difference has as codes, too.
+    values = unrolled.part("values", len(layers), 0, layer.units)
+    state, sequence = unrolled.add("Subtract", "zeros", values, values), list[int]()
+    order = range(steps)[::-1] if layer.go_backwards else range(steps)
+    for unrolled.index in order:
+        state, is_last = step(state), unrolled.index == order[-1]
+        if layer.return_sequences and not is_last and type(layer) is not L.SimpleRNN:
+            again = dataclasses.replace(layers[-1], suffix=f"shown_{unrolled.index}")
+            sequence.append(layers.add(again, *(again.reads or ())))
+        else:
+            sequence.append(state)
+    if not layer.return_sequences:
+        layers[-1] = dataclasses.replace(layers[-1], suffix="")
+        return
+    if steps > 1:
+        layers.add(new_layer("Concatenate", suffix="sequence"), *sequence)
+    layers.add(new_layer("Reshape", (steps, layer.units)))
+
+
+class _Unrolled:
+    """The steps of a recurrent layer, to whose layers those of the step `index` are added."""
+
+    def __init__(self, layers: _Layers, layer: Any, steps: int) -> None:
+        self.layers, self.layer, self.steps, self.index = layers, layer, steps, 0
+        self._source = len(layers)
+
+    def add(self, kind: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
+        """Adds a layer of the step, with some arguments; returns its place."""
+        return self.layers.add(new_layer(kind, *of, suffix=f"{suffix}_{self.index}"), *reads)
+
+    def activated(self, function: Any, suffix: str, place: int) -> int:
+        """Adds an activation, unless it is linear; returns the place of the values behind it."""
+        if function is keras.activations.linear:
+            return place
+        return self.add("Activation", suffix, place, of=(function,))
+
+    def part(self, suffix: str, place: int, number: int, size: int) -> int:
+        """Adds the slice with one of a tensor's parts of a size; returns its place."""
+        return self.add("Slice", suffix, place, of=([[number * size, (number + 1) * size, None]],))
+
+    def sums(self, name: str, signs: Mapping[int, float]) -> "_Sums":
+        """Adds the products of all inputs for some gates, each with a sign, by Keras' numbers."""
+        layer, size = self.layer, len(signs) * self.layer.units
+        columns = np.concatenate([np.arange(layer.units) + i * layer.units for i in signs])
+        factors = np.repeat([*signs.values()], layer.units).astype(np.float32)
+        kernel, recurrent, *bias = (factors * w[..., columns] for w in layer.get_weights())
+        # A GRU with reset_after has a bias of the state, too.
+        of_inputs, of_state = (
+            [np.atleast_2d(b)[i] for b in bias if i < np.atleast_2d(b).shape[0]] for i in (0, 1)
+        )
+
+        def dense(suffix: str, regularizer: Any, kernel: Any, *bias: Any) -> NewLayer:
+            regularizers = {"kernel_regularizer": regularizer}
+            if bias:
+                regularizers["bias_regularizer"] = layer.bias_regularizer
+            new = new_layer(
+                "Dense", size, use_bias=bool(bias), suffix=f"{name}_{suffix}", **regularizers
+            )
+            return dataclasses.replace(new, weights=[kernel, *bias])
+
+        self.layers.add(dense("inputs", layer.kernel_regularizer, kernel, *of_inputs), self._source)
+        row = self.layers.add(new_layer("Reshape", (self.steps * size,), suffix=f"{name}_row"))
+        shared = dense("state", layer.recurrent_regularizer, recurrent, *of_state)
+        return _Sums(self, name, size, row, shared)
+
+
+@dataclasses.dataclass
+class _Sums:
+    """What some gates sum up in a step, in front of their function."""
+
+    steps: _Unrolled
+    name: str
+    size: int
+    row: int  # The place of the products of all inputs, one behind the other.
+    dense: NewLayer  # The layer that multiplies a state.
+    first: int | None = None  # The place of its first call.
+
+    def of_inputs(self) -> int:
+        """Adds the slice with the products of the step's inputs; returns its place."""
+        return self.steps.part(f"{self.name}_input", self.row, self.steps.index, self.size)
+
+    def of_state(self, state: int) -> int:
+        """Adds the products of a state; returns their place."""
+        if self.first is None:
+            self.first = self.steps.layers.add(self.dense, state)
+            return self.first
+        return self.steps.layers.add(self.dense, state, weights=(), again=self.first - 1)
+
+    def total(self, state: int) -> int:
+        """Adds the sum of both; returns its place."""
+        parts = self.of_inputs(), self.of_state(state)
+        return self.steps.add("Add", f"{self.name}_sums", *parts)
+
+
+# The function that adds a step to a state, and returns the place of the next one.
+_Step = Callable[[int], int]
+
+
+def _simple(steps: _Unrolled) -> _Step:
+    sums = steps.sums("products", {0: 1.0})
+    return lambda state: steps.activated(steps.layer.activation, "state", sums.total(state))
+
+
+def _gru(steps: _Unrolled) -> _Step:
+    layer, units = steps.layer, steps.layer.units
+    gates = steps.sums("gates", {0: -1.0, 1: 1.0})
+    candidate = steps.sums("candidate", {2: 1.0})
+
+    def step(state: int) -> int:
+        both = steps.activated(layer.recurrent_activation, "gates", gates.total(state))
+        update, reset = (steps.part(n, both, i, units) for i, n in enumerate(("update", "reset")))
+        if layer.reset_after:
+            seen = steps.add("Multiply", "seen", reset, candidate.of_state(state))
+        else:
+            seen = candidate.of_state(steps.add("Multiply", "seen", reset, state))
+        total = steps.add("Add", "candidate_sums", candidate.of_inputs(), seen)
+        new = steps.activated(layer.activation, "candidate", total)
+        difference = steps.add("Subtract", "difference", new, state)
+        return steps.add("Add", "state", state, steps.add("Multiply", "change", update, difference))
+
+    return step
+
+
+def _lstm(steps: _Unrolled) -> _Step:
+    layer, units = steps.layer, steps.layer.units
+    gates, candidate = steps.sums("gates", {0: 1.0, 1: 1.0, 3: 1.0}), steps.sums("new", {2: 1.0})
+    names, cells = ("opens", "keeps", "shows"), list[int]()
+
+    def step(state: int) -> int:
+        total = steps.activated(layer.recurrent_activation, "gates", gates.total(state))
+        opens, keeps, shows = (steps.part(n, total, i, units) for i, n in enumerate(names))
+        new = steps.activated(layer.activation, "new", candidate.total(state))
+        added = steps.add("Multiply", "added", opens, new)
+        kept = steps.add("Multiply", "kept", keeps, cells[-1] if cells else state)
+        cells.append(steps.add("Add", "cell", kept, added))
+        return steps.add(
+            "Multiply", "state", shows, steps.activated(layer.activation, "cell_out", cells[-1])
+        )
+
+    return step
+
+
+_STEPS: dict[type, Callable[[_Unrolled], _Step]] = {
+    L.SimpleRNN: _simple,
+    L.GRU: _gru,
+    L.LSTM: _lstm,
+}
+
+# -- both directions ------------------------------------------------------------------------------
+
+_MERGES = {"concat": "Concatenate", "sum": "Add", "mul": "Multiply", "ave": "Average"}
+
+
+def _both_ways(call: OldCall) -> Replacement | None:
+    """A layer for each direction, one of which gives its sequence in reverse, and their merge."""
+    layer, tensor = call.layer, _sequence(call, misfit_of_both_ways)
+    if tensor is None or layer.merge_mode not in _MERGES:
+        return None
+    layers, ends = _Layers(), list[int]()
+    for suffix in ("forward", "backward"):
+        inner = getattr(layer, f"{suffix}_layer")
+        settings, weights = inner.get_config(), inner.get_weights()
+        end = layers.add(of_config(type(inner), settings, weights, suffix), 0)
+        if suffix == "backward" and inner.return_sequences:
+            end = layers.add(_reversed(tensor.shape[1]))
+        ends.append(end)
+    layers.add(new_layer(_MERGES[layer.merge_mode]), *ends)
+    return Replacement([tensor], layers)
+
+
+LAYERS: dict[type, Finder] = {
+    **dict.fromkeys(_STEPS, alone_or_alike(_recurrence)),
+    L.Bidirectional: alone_or_alike(_both_ways),
+}
