@@ -102,8 +102,9 @@ def test_functions_are_within_a_code_of_those_of_real_values(name, scale, ratio,
     with np.errstate(all="ignore"):
         real = reference.FUNCTIONS[name]((IMAGE.astype(np.float64) - zero) * float(source.scale))
     wanted = np.clip(real / float(output.scale) + output_zero, -128, 127)
-    # Half a code of the result, and as much for what was rounded before, or for an end.
-    assert np.max(np.abs(made - wanted)) <= 1.0
+    # Half a code of the result, and as much for what was rounded before, or for an end; scales have
+    # the 24 bits of float32.
+    assert np.max(np.abs(made - wanted)) <= 1.0 + 1e-5
 
 
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "SQUARED_DIFFERENCE"])
