@@ -283,15 +283,6 @@ def problem_at(layer: keras.layers.Layer, rank: int) -> str | None:
     return find_support(layer).refuse_at(layer, rank)
 
 
-def supported_names() -> list[str]:
-    """Class names of the layers that sat-tf quantizes."""
-    return sorted(
-        layer_class.__name__
-        for layer_class, row in KINDS.items()
-        if row.quantized and row.role is not Role.INPUT
-    )
-
-
 def class_of_keras3(name: str) -> type[keras.layers.Layer] | None:
     """The class of tf_keras for one of Keras 3's own, by its name there; None without one."""
     layer_class: Any = getattr(keras.layers, name, None) or getattr(operation_layers, name, None)

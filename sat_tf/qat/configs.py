@@ -12,6 +12,7 @@ from sat_tf.exact.targets.processors import PROCESSORS, saved_target, target_pro
 from sat_tf.graph import layer_kinds, shared_layers
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import supported_names
 from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import ModelError, ProblemsError
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
@@ -207,7 +208,7 @@ class PlacementError(ModelError):
     def __init__(self, network: Network, problems: Iterable[str]) -> None:
         fix = (
             "Replace them, or leave them float by unsupported='float' or no annotation. "
-            f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
+            f"sat-tf quantizes {', '.join(supported_names())}."
         )
         distinct = list(dict.fromkeys(problems))
         unsupported = {

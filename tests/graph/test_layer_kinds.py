@@ -275,7 +275,7 @@ def test_the_role_of_a_layer_is_that_of_its_kind_and_settings(role):
     for layer in ROLES[role]:
         assert layer_kinds.role_of(layer) is role
         assert layer_kinds.unsupported_problem(layer) is None
-        assert type(layer).__name__ in layer_kinds.supported_names()
+        assert layer_kinds.find_support(layer).quantized
 
 
 def test_the_last_axis_of_a_normalization_may_be_counted_from_the_front():
