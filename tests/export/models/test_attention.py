@@ -1,6 +1,7 @@
 """Attention and products of two tensors: on codes in training and in the file, and proved."""
 
 import functools
+import warnings
 
 import keras as keras3  # noqa: TID251 -- both Kerases have attention
 import numpy as np
@@ -168,6 +169,12 @@ def test_a_call_in_training_mode_by_place_stays_float():
     model = _model(lambda x, y: _heads(2, 4, dropout=0.5)(x, y, None, None, False, True))
     with pytest.raises(PlacementError, match="sat-tf takes it over sequences"):
         sat_tf.quantize_model(model, W8A8)
+
+
+def test_projections_are_made_without_a_warning_of_shared_initializers():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The initializer")
+        sat_tf.quantize_model(_model(ATTENTION["to itself"]), W8A8)
 
 
 def test_calls_of_one_layer_with_other_masks_are_refused_by_name():
