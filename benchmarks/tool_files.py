@@ -64,6 +64,7 @@ def _interpreter(content: bytes) -> Any:
 def answers(content: bytes, inputs: np.ndarray) -> np.ndarray:
     """What LiteRT computes by a file, real numbers; inputs and outputs may be integers in it."""
     interpreter = _interpreter(content)
+    interpreter.allocate_tensors()
     run = interpreter.get_signature_runner(_SIGNATURE)
     (of_output,) = run.get_output_details().values()
     ((name, details),) = run.get_input_details().items()
