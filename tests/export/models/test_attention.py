@@ -171,6 +171,26 @@ def test_a_call_in_training_mode_by_place_stays_float():
         sat_tf.quantize_model(model, W8A8)
 
 
+@pytest.mark.thorough
+def test_symmetric_ranges_end_where_int8_ends_so_that_blocks_pass_on_no_difference(path):
+    def twice(x, y):
+        for _ in range(3):
+            z = L.LayerNormalization()(x)
+            x = L.Add()([x, L.MultiHeadAttention(2, 4)(z, z)])
+            x = L.Add()([x, L.Dense(WIDTH)(L.Dense(16, activation="gelu")(x))])
+        return x
+
+    quantized = calibrated(_model(twice), W8A8, ROWS)
+    ends = {
+        layer.name: layer.quantize_config.output.code_range(layer.output_variables).ends
+        for layer in quantized.layers
+        if "skew" in getattr(layer, "output_variables", {})
+    }
+    assert {highest - lowest for lowest, highest in ends.values()} == {255}
+    _, certificate = proved(quantized, path, ROWS)
+    assert certificate.trained_differing < 0.0005
+
+
 def test_projections_are_made_without_a_warning_of_shared_initializers():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The initializer")
