@@ -1,5 +1,6 @@
 """Attention and products of two tensors: on codes in training and in the file, and proved."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -172,23 +173,27 @@ def test_a_call_in_training_mode_by_place_stays_float():
 
 
 @pytest.mark.thorough
-def test_symmetric_ranges_end_where_int8_ends_so_that_blocks_pass_on_no_difference(path):
-    def twice(x, y):
+@pytest.mark.parametrize("weight_bits", [8, 4])
+def test_blocks_pass_on_no_difference_as_ranges_and_biases_of_queries_are_the_files(
+    weight_bits, path
+):
+    def thrice(x, y):
         for _ in range(3):
             z = L.LayerNormalization()(x)
             x = L.Add()([x, L.MultiHeadAttention(2, 4)(z, z)])
             x = L.Add()([x, L.Dense(WIDTH)(L.Dense(16, activation="gelu")(x))])
         return x
 
-    quantized = calibrated(_model(twice), W8A8, ROWS)
+    policy = dataclasses.replace(W8A8, weight_bits=weight_bits)
+    quantized = calibrated(_model(thrice), policy, ROWS)
     ends = {
         layer.name: layer.quantize_config.output.code_range(layer.output_variables).ends
         for layer in quantized.layers
         if "skew" in getattr(layer, "output_variables", {})
     }
-    assert {highest - lowest for lowest, highest in ends.values()} == {255}
-    _, certificate = proved(quantized, path, ROWS)
-    assert certificate.trained_differing < 0.0005
+    assert {highest - lowest for lowest, highest in ends.values()} == {255}  # all of int8
+    _, certificate = proved(quantized, path, ROWS, file={"snap_biases": True})
+    assert certificate.trained_differing < 0.005  # ties, which three blocks spread
 
 
 def test_projections_are_made_without_a_warning_of_shared_initializers():
