@@ -20,19 +20,17 @@ A row is of one choice of inputs (`--seeds`), those to calibrate on and those to
 alone, a network keeps a point more or less by chance. Rows that the CSV has are not made again.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import pathlib
 import tempfile
 from typing import Any
 
 import numpy as np
 import rich.console
-import tensorflow as tf
 import tf_keras as keras
+import tool_files
 from absl import app, flags
 from networks_of_others import NETWORKS, Network, names_at_hand, refuse_missing
 from rows import as_table, read_csv, write_csv
@@ -51,7 +49,6 @@ _CACHE = flags.DEFINE_string(
     "cache", "", "folder that keeps the inputs, as espeak-ng's words differ from run to run"
 )
 
-_SIGNATURE = "serving_default"
 _FOUR_BITS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Dense)
 
 # -- files ----------------------------------------------------------------------------------------
@@ -83,71 +80,10 @@ def by_sat(case: "Case", bits: str, *, reconstructed: bool = False) -> bytes:
         return file.read_bytes()
 
 
-def by_converter(model: keras.Model, inputs: np.ndarray | None) -> bytes:
-    """The converter's integer file, or its float one where there are no inputs."""
-    converter = tf.lite.TFLiteConverter.from_keras_model(model)
-    if inputs is not None:
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.representative_dataset = lambda: ([one[None]] for one in inputs)
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    return bytes(converter.convert())
-
-
 def by_litert(case: "Case", bits: str) -> bytes:
-    """litert-quantizer's file; with 4 bits where it has them, but in the first and last layer."""
-    from litert_quantizer import quantizer, recipe_manager
-
-    recipe = recipe_manager.RecipeManager()
-    recipe.add_static_config(".*", "*", 8, 8)
-    if bits == "w4a8":
-        names = "|".join(f"/{name}/" for name in _eights(case.model))
-        for operation in ("CONV_2D", "FULLY_CONNECTED"):
-            recipe.add_static_config(f"^(?!.*({names}))", operation, 8, 4)
-    ((name, _),) = _runner(case.file).get_input_details().items()
-    with tempfile.TemporaryDirectory() as folder:
-        source = pathlib.Path(folder) / "float.tflite"
-        source.write_bytes(case.file)
-        tool = quantizer.Quantizer(str(source), recipe.get_quantization_recipe())
-        values = {_SIGNATURE: [{name: one[None]} for one in case.inputs]}
-        with contextlib.redirect_stdout(None):
-            return bytes(tool.quantize(tool.calibrate(values)).quantized_model)
-
-
-def _runner(content: bytes) -> Any:
-    from ai_edge_litert.interpreter import Interpreter
-
-    return Interpreter(model_content=content, num_threads=1).get_signature_runner(_SIGNATURE)
-
-
-def answers(content: bytes, inputs: np.ndarray) -> np.ndarray:
-    """What LiteRT computes by a file, real numbers; inputs and outputs may be integers in it."""
-    run = _runner(content)
-    (of_output,) = run.get_output_details().values()
-    ((name, details),) = run.get_input_details().items()
-    if details["dtype"] != np.float32:
-        of_input, kind = details["quantization_parameters"], np.iinfo(details["dtype"])
-        codes = np.rint(inputs / of_input["scales"]) + of_input["zero_points"]
-        inputs = np.clip(codes, kind.min, kind.max)
-    inputs = inputs.astype(details["dtype"])
-    found = np.concatenate([next(iter(run(**{name: one[None]}).values())) for one in inputs])
-    if of_output["dtype"] == np.float32:
-        return found
-    of_output = of_output["quantization_parameters"]
-    return (np.float32(found) - of_output["zero_points"]) * of_output["scales"]
-
-
-def kept(quantized: np.ndarray, of_float: np.ndarray, *, of_values: bool) -> float:
-    """Answers that are those of the float model, or the variance of them explained, in percent."""
-    if not of_values:
-        return 100 * float(np.mean(quantized.argmax(axis=-1) == of_float.argmax(axis=-1)))
-    error = np.mean((quantized - of_float) ** 2)
-    return 100 * max(0.0, 1 - float(error / np.var(of_float)))
-
-
-def decibels(quantized: np.ndarray, of_float: np.ndarray) -> float:
-    """Signal over noise of the outputs."""
-    noise = np.mean((np.float64(quantized) - of_float) ** 2)
-    return 10 * math.log10(np.mean(np.float64(of_float) ** 2) / max(noise, 1e-30))
+    """litert-quantizer's file."""
+    eights = None if bits == "w8a8" else _eights(case.model)
+    return tool_files.by_litert(case.file, case.inputs, eights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +125,7 @@ def prepared(name: str, seed: int) -> Case:
     model = network.load()
     inputs, held_out = drawn(name, seed)
     of_float = model.predict(held_out, batch_size=32, verbose=0)
-    return Case(network, model, inputs, held_out, of_float, by_converter(model, None))
+    return Case(network, model, inputs, held_out, of_float, tool_files.by_converter(model, None))
 
 
 def measured(name: str, bits: str, seed: int) -> dict[str, Any]:
@@ -208,7 +144,7 @@ def measured(name: str, bits: str, seed: int) -> dict[str, Any]:
     }
     ways = {
         "sat-tf": lambda: by_sat(case, bits),
-        "converter": lambda: by_converter(case.model, case.inputs),
+        "converter": lambda: tool_files.by_converter(case.model, case.inputs),
         "litert-quantizer": lambda: by_litert(case, bits),
         "sat-tf reconstructed": lambda: by_sat(case, bits, reconstructed=True),
     }
@@ -217,9 +153,9 @@ def measured(name: str, bits: str, seed: int) -> dict[str, Any]:
         row |= {tool: "", f"{tool}, dB": ""}
         if tool == without or tool not in _TOOLS.value:
             continue
-        quantized = answers(ways[tool](), case.held_out)
-        row[tool] = f"{kept(quantized, case.of_float, of_values=of_values):.2f}"
-        row[f"{tool}, dB"] = f"{decibels(quantized, case.of_float):.1f}"
+        quantized = tool_files.answers(ways[tool](), case.held_out)
+        row[tool] = f"{tool_files.kept(quantized, case.of_float, of_values=of_values):.2f}"
+        row[f"{tool}, dB"] = f"{tool_files.decibels(quantized, case.of_float):.1f}"
         print(name, bits, seed, tool, row[tool], row[f"{tool}, dB"], flush=True)
     return row
 

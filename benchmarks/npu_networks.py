@@ -1,4 +1,4 @@
-"""The networks of `npu.py`: families, a keyword net, one of each activation, and twelve small ones.
+"""The networks of `npu.py`: families, one of each activation, small ones, and those of sequences.
 
 All have random weights and normalizations as trained ones have them.
 """
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from full_size import make_realistic, smooth_images
+from sequence_networks import NETWORKS as OF_SEQUENCES
 from small_networks import NETWORKS as SMALL
 from small_networks import Arrays
 
@@ -99,6 +100,16 @@ def _small(name: str) -> Network:
     )
 
 
+def _of_sequences(name: str) -> Network:
+    network = OF_SEQUENCES[name]
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        return network.build(keras)
+
+    return Network(make, lambda: (network.examples().train[:_EXAMPLES],), network.policy)
+
+
 FAMILIES = {
     "MobileNet-V1": _family("mobilenet_v1"),
     "MobileNet-V2": _family("mobilenet_v2"),
@@ -120,4 +131,5 @@ ACTIVATIONS = {
     "elu": _with_activation(lambda x: L.ELU()(x)),
 }
 OTHERS = {name: _small(name) for name in SMALL if name != "squeeze-and-excitation"}
-NETWORKS = {**FAMILIES, **ACTIVATIONS, **OTHERS}
+SEQUENCES = {name: _of_sequences(name) for name in OF_SEQUENCES}
+NETWORKS = {**FAMILIES, **ACTIVATIONS, **OTHERS, **SEQUENCES}

@@ -226,7 +226,10 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
     samples: dict[str, Sample] = {}
     preprocessed: dict[str, np.ndarray] = {}
     in_use = in_inference(network)
-    scores = _scores(in_use)
+    multiplies = any(
+        layer_kinds.role_of(inner_layer(node.layer)) is Role.MATRIX_PRODUCT for node in in_use
+    )
+    scores = _scores(in_use) if multiplies else frozenset()
 
     def sampled(node: Node, input_parts: Iterator[Any]) -> Parts:
         quantizer = clipping_quantizer(node.layer)
@@ -263,8 +266,10 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         for name, sample in samples.items():
             if sample.largest > 0.0:
                 layer = network[name].layer
-                best = layer.quantize_config.output.best_range(sample.sampled)
-                if name in scores and best.get(SKEW) == 0.0:
+                quantizer = layer.quantize_config.output
+                best = quantizer.best_range(sample.sampled)
+                fills_int8 = name in scores or (multiplies and quantizer.num_bits == 8)
+                if fills_int8 and best.get(SKEW) == 0.0:
                     best[SKEW] = _TO_THE_END
                 for of, value in best.items():
                     variable = layer.output_variables[of]
@@ -306,9 +311,7 @@ def _function_behind(in_use: Network, node: Node) -> Function:
 
 
 def _scores(in_use: Network) -> frozenset[str]:
-    """The tensors that nothing but a softmax reads, in a model that multiplies matrices."""
-    if all(layer_kinds.role_of(inner_layer(n.layer)) is not Role.MATRIX_PRODUCT for n in in_use):
-        return frozenset()
+    """The tensors that nothing but a softmax reads."""
     readers = {node.name: in_use.consumers(node.name) for node in in_use}
     return frozenset(
         name
@@ -317,8 +320,9 @@ def _scores(in_use: Network) -> frozenset[str]:
     ).difference(in_use.outputs)
 
 
-# The skew of scores whose range is symmetric: where a mask hides is the lowest code of int8, and a
-# symmetric range would end one code above it.
+# The skew of symmetric ranges in a model that multiplies matrices. A symmetric range ends one code
+# above the lowest of int8, where the file's values end: so do scores that a mask hides, and
+# attention would pass a code that differs on to all places of a sequence.
 _TO_THE_END = -(2.0**-8)
 # A score that is so much below the largest of its row gets a twelfth of a probability's code.
 _FAR_BELOW = 8.0

@@ -48,6 +48,30 @@ def test_only_the_last_constant_before_each_quantizer_moves_and_by_little():
         assert np.max(np.abs(after[name] - before[name])) < largest
 
 
+@pytest.mark.parametrize("factor", [0.25, -3.0])
+def test_a_bias_that_is_scaled_behind_its_layer_moves_by_as_much_less(factor):
+    keras.utils.set_random_seed(0)
+    rows = keras.Input((8,))
+    query = L.Dense(8, name="query", bias_initializer="random_normal")(rows)
+    model = keras.Model(rows, L.Dense(3, name="end")(query * factor))
+    values = np.random.default_rng(0).normal(size=(2048, 8)).astype(np.float32)
+    policy = sat_tf.BitPolicy.mobile(8, weight_bits=2, input_type="int8", first_last_weight_bits=2)
+    model = calibrated(model, policy, values)
+
+    def share_that_differs(model):
+        graph = deployed(model, pack="none")
+        rows = graph.images[0].taken(values)
+        simulated, (trained, _) = (
+            simulate(graph, rows),
+            TrainedModel(Network(model), graph).run(rows),
+        )
+        (name, *_) = (op.output for op in graph.operations if isinstance(op, Linear))
+        return np.mean(np.clip(trained[name], -128, 127) != simulated[name])
+
+    before, after = share_that_differs(model), share_that_differs(_snapped(model))
+    assert before > after == 0.0
+
+
 @pytest.fixture(scope="module")
 def deep(float_model, images):
     """A network of 52 layers, before and after snapping, with channels of all kinds."""

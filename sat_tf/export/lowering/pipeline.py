@@ -224,9 +224,9 @@ def _moves(
     for exact, stored in zip(*pairs, strict=True):
         node = nodes.get(exact.output) or nodes.get(shaped.get(exact.output, ""))
         if node is not None and not exact.is_float(trained):
-            holder = _bias_holder(network, node)
-            if holder is not None:
-                moves += _moves_of(holder, trained, exact, stored)
+            held = _bias_holder(network, node)
+            if held is not None:
+                moves += _moves_of(*held, trained, exact, stored)
     for operation in deployed.operations:
         node = nodes.get(operation.output)
         if node is not None and role_of(node) is Role.RECURRENCE:
@@ -241,9 +241,9 @@ def _moves(
 
 
 def _moves_of(
-    holder: keras.layers.Layer, graph: Graph, exact: Linear, stored: Linear
+    holder: keras.layers.Layer, factor: np.ndarray, graph: Graph, exact: Linear, stored: Linear
 ) -> Iterator[_Move]:
-    """Yields the moves of a layer's constants, and of its slopes where it has a γ."""
+    """Yields the moves of a layer's constants, times a factor in the file, and of its slopes γ."""
     unit = graph.codes(exact.output).unit
     # The file's scale over the trained one, a channel; 1 where it no longer has the same codes.
     same = np.all(exact.kernel == stored.kernel, axis=exact.inner_axes)
@@ -256,29 +256,36 @@ def _moves_of(
     is_norm = layer_kinds.is_batch_normalization(holder)
     variable = holder.beta if is_norm else holder.bias
     old = variable.numpy().astype(np.float64)
-    largest = np.maximum(np.abs(old), np.abs(moved))
-    near = _NEAR * source * scales * abs(unit) + _NEAR_SHARE * largest
+    largest = np.maximum(np.abs(old), np.abs(moved / factor))
+    near = _NEAR * source * scales * np.abs(unit / factor) + _NEAR_SHARE * largest
     if is_norm and holder.gamma is not None:
         gamma = holder.gamma.numpy()
         yield _Move(holder, holder.gamma, gamma * ratio, _NEAR_SHARE * np.abs(gamma))
-        yield _Move(holder, variable, moved - ratio * (bias - old), near)
+        yield _Move(holder, variable, (moved - ratio * (bias - factor * old)) / factor, near)
     else:
-        value = old + (moved - bias) + (ratio - 1.0) * exact.center * unit
+        value = old + (moved - bias + (ratio - 1.0) * exact.center * unit) / factor
         yield _Move(holder, variable, value, near)
 
 
-def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
-    """Returns the layer whose β or bias adds to a tensor directly: the last before a quantizer."""
+def _bias_holder(network: Network, node: Node) -> tuple[keras.layers.Layer, np.ndarray] | None:
+    """Returns the layer whose β or bias adds to a tensor, the last before a quantizer.
+
+    Beside it is the factor that the tensor has it with, as queries of attention have theirs.
+    """
+    factor = np.ones(())
     while True:
         layer = inner_layer(node.layer)
         if network.is_shared(node.name):
             return None
         if layer_kinds.is_batch_normalization(layer):
-            return layer if layer.beta is not None else None
+            return (layer, factor) if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
-            return layer
-        if role_of(node) is Role.SCALING:  # it scales the bias before it
-            return None
+            return layer, factor
+        if role_of(node) is Role.SCALING:
+            slope, offset = layer.affine()
+            if np.any(offset != 0.0):
+                return None
+            factor = factor * slope
         # Only a rectifier may stand between the sum and the tensor, and nothing that has codes.
         if layer.weights or len(node.inputs) != 1:
             return None

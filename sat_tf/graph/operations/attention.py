@@ -28,11 +28,12 @@ from sat_tf.graph.operations.operation import (
     new_layer,
 )
 
-# Settings that a product by einsum and a Dense have in common.
+# Settings that a product by einsum and a Dense have in common. Initializers are none of them: the
+# weights are set, and Keras warns of initializers that several layers share.
 _OF_WEIGHTS = tuple(
     f"{weights}_{setting}"
     for weights in ("kernel", "bias")
-    for setting in ("initializer", "regularizer", "constraint")
+    for setting in ("regularizer", "constraint")
 )
 
 

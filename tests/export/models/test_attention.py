@@ -1,6 +1,8 @@
 """Attention and products of two tensors: on codes in training and in the file, and proved."""
 
+import dataclasses
 import functools
+import warnings
 
 import keras as keras3  # noqa: TID251 -- both Kerases have attention
 import numpy as np
@@ -171,6 +173,36 @@ def test_a_call_in_training_mode_by_place_stays_float():
     model = _model(lambda x, y: _heads(2, 4, dropout=0.5)(x, y, None, None, False, True))
     with pytest.raises(PlacementError, match="sat-tf takes it over sequences"):
         sat_tf.quantize_model(model, W8A8)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("weight_bits", [8, 4])
+def test_blocks_pass_on_no_difference_as_ranges_and_biases_of_queries_are_the_files(
+    weight_bits, path
+):
+    def thrice(x, y):
+        for _ in range(3):
+            z = L.LayerNormalization()(x)
+            x = L.Add()([x, L.MultiHeadAttention(2, 4)(z, z)])
+            x = L.Add()([x, L.Dense(WIDTH)(L.Dense(16, activation="gelu")(x))])
+        return x
+
+    policy = dataclasses.replace(W8A8, weight_bits=weight_bits)
+    quantized = calibrated(_model(thrice), policy, ROWS)
+    ends = {
+        layer.name: layer.quantize_config.output.code_range(layer.output_variables).ends
+        for layer in quantized.layers
+        if "skew" in getattr(layer, "output_variables", {})
+    }
+    assert {highest - lowest for lowest, highest in ends.values()} == {255}  # all of int8
+    _, certificate = proved(quantized, path, ROWS, file={"snap_biases": True})
+    assert certificate.trained_differing < 0.005  # ties, which three blocks spread
+
+
+def test_projections_are_made_without_a_warning_of_shared_initializers():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The initializer")
+        sat_tf.quantize_model(_model(ATTENTION["to itself"]), W8A8)
 
 
 def test_calls_of_one_layer_with_other_masks_are_refused_by_name():
