@@ -31,8 +31,8 @@ class Functions(NamedTuple):
 def on_codes_of_gates(weights: Tensor, num_bits: int = 8) -> Tensor:
     """Weights (inputs, gates · units) rounded to their `grid.int8_codes`, a scale for each gate."""
     n = namespace(weights)
-    parts = [on_int8_codes(matrix, num_bits) for matrix in parts_of_gates(weights)]
-    return n.concatenate(parts, axis=1)
+    gates = [on_int8_codes(matrix, num_bits) for matrix in parts_of_gates(weights)]
+    return n.concatenate(gates, axis=1)
 
 
 def parts_of_gates(weights: Any) -> list[Any]:

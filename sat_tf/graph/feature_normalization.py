@@ -33,12 +33,13 @@ _OF_WEIGHTS = [
 
 
 def replacements_of_normalizations(
-    calls: Sequence[OldCall], others: Mapping[int, Replacement | None], outputs: Sequence[Any]
+    calls: Sequence[OldCall], remaining: Mapping[int, Replacement | None], outputs: Sequence[Any]
 ) -> dict[int, Replacement]:
     """The replacements of normalizations, and of linear layers that take their γ and β.
 
-    They have the identities of the calls' nodes. A normalization waits for the `others`, of other
-    calls: attention becomes linear layers first. `outputs` are those of the model.
+    They have the identities of the calls' nodes. A normalization waits for the
+    `remaining` ones, of other calls: attention becomes linear layers first. `outputs` are those of
+    the model.
     """
     replacements: dict[int, Replacement] = {}
     nodes = {id(call.node) for call in calls}
@@ -48,7 +49,7 @@ def replacements_of_normalizations(
         is_plain = all(value is None for value in (*node.call_args[1:], *node.call_kwargs.values()))
         if type(call.layer) not in _FORMS or not is_plain or not is_keras(node.call_args[0]):
             continue
-        if not _is_of_channels(call) or any(map(others.get, (id(node), *read_by))):
+        if not _is_of_channels(call) or any(map(remaining.get, (id(node), *read_by))):
             continue
         is_output = any(tensor is node.outputs for tensor in outputs)
         is_taken = not is_output and read_by <= nodes and _all_take(call, readers)
@@ -128,12 +129,12 @@ def _scalings(call: OldCall) -> list[NewLayer] | None:
     gamma, beta = _factors(call.layer)
     if len(shapes) > 1 or (gamma is not None and np.any(gamma == 0.0)):
         return None
-    parts = [("x * c", gamma)] if gamma is not None and np.any(gamma != 1.0) else []
-    parts += [("x + c", beta)] if beta is not None and np.any(beta) else []
-    names = ("gamma", "")[2 - len(parts) :]
+    factors = [("x * c", gamma)] if gamma is not None and np.any(gamma != 1.0) else []
+    factors += [("x + c", beta)] if beta is not None and np.any(beta) else []
+    names = ("gamma", "")[2 - len(factors) :]
     return [
         new_layer(Scaling, formula, values.tolist(), suffix=name)
-        for name, (formula, values) in zip(names, parts, strict=True)
+        for name, (formula, values) in zip(names, factors, strict=True)
     ]
 
 
@@ -163,7 +164,7 @@ def _in_layers(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
     if type(layer) is L.LayerNormalization:
         mean = add("ChannelMean", suffix="mean")
         values = add("Subtract", suffix="centered", reads=(0, mean))
-    first = len(layers)
+    start = len(layers)
     matrices = add("Reshape", (rows, 1, size), suffix="rows", reads=(values,))
     add("MatrixProduct", True, suffix="squares", reads=(matrices, matrices))
     add("Reshape", (*lengths, 1), suffix="sums")
@@ -173,7 +174,7 @@ def _in_layers(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
         add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon")
         smallest = 0.5 * float(layer.epsilon)
     root = add("InverseRoot", smallest, suffix="inverse_root")
-    layers[first:] = map(_in_float32, layers[first:])
+    layers[start:] = map(_in_float32, layers[start:])
     add("Multiply", suffix="normalized" if scalings else "", reads=(values, root))
     return Replacement([tensor], [*layers, *scalings])
 
@@ -191,18 +192,18 @@ def _in_groups(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
         return None
     places, size = math.prod(shape[:-1]), shape[-1] // groups
 
-    def turned(first: int, second: int, suffix: str) -> list[NewLayer]:
-        if first == 1 or second == 1:
+    def swapped(outer: int, inner: int, suffix: str) -> list[NewLayer]:
+        if outer == 1 or inner == 1:
             return []
-        parts = new_layer("Reshape", (first, second, size), suffix=f"{suffix}_parts")
-        return [parts, new_layer("Permute", (2, 1, 3), suffix=f"{suffix}_turned")]
+        matrices = new_layer("Reshape", (outer, inner, size), suffix=f"{suffix}_parts")
+        return [matrices, new_layer("Permute", (2, 1, 3), suffix=f"{suffix}_turned")]
 
     settings = {"epsilon": layer.epsilon, "center": False, "scale": False}
     layers = [
-        *turned(places, groups, "input"),
+        *swapped(places, groups, "input"),
         new_layer("Reshape", (groups, 1, -1), suffix="groups"),
         new_layer("LayerNormalization", suffix="rows", **settings),
-        *turned(groups, places, "rows"),
+        *swapped(groups, places, "rows"),
         new_layer("Reshape", shape, suffix="normalized" if scalings else ""),
     ]
     return Replacement([tensor], [*layers, *scalings])

@@ -41,8 +41,8 @@ def _sequence(call: OldCall, misfit: Callable[[Any, int | None], str | None]) ->
     """The only tensor of a call of a layer that can become others; None for another call."""
     layer, tensor = call.layer, call.argument(0, "inputs")
     # Keras 3 calls it with training=False, which is its default there.
-    more = (*call.node.call_args[1:], *call.node.call_kwargs.values())
-    if not is_keras(tensor) or any(value is not None and value is not False for value in more):
+    options = (*call.node.call_args[1:], *call.node.call_kwargs.values())
+    if not is_keras(tensor) or any(value is not None and value is not False for value in options):
         return None
     return None if layer.stateful or misfit(layer, tensor.shape[1]) else tensor
 
@@ -124,9 +124,9 @@ class _Unrolled:
         self.layers, self.layer, self.steps, self.index = layers, layer, steps, 0
         self._source = len(layers)
 
-    def add(self, kind: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
+    def add(self, layer: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
         """Adds a layer of the step, with some arguments; returns its place."""
-        return self.layers.add(new_layer(kind, *of, suffix=f"{suffix}_{self.index}"), *reads)
+        return self.layers.add(new_layer(layer, *of, suffix=f"{suffix}_{self.index}"), *reads)
 
     def activated(self, function: Any, suffix: str, place: int) -> int:
         """Adds an activation, unless it is linear; returns the place of the values behind it."""
@@ -173,7 +173,7 @@ class _Sums:
     size: int
     row: int  # The place of the products of all inputs, one behind the other.
     dense: NewLayer  # The layer that multiplies a state.
-    first: int | None = None  # The place of its first call.
+    first_call: int | None = None  # The place of its first call.
 
     def of_inputs(self) -> int:
         """Adds the slice with the products of the step's inputs; returns its place."""
@@ -181,15 +181,15 @@ class _Sums:
 
     def of_state(self, state: int) -> int:
         """Adds the products of a state; returns their place."""
-        if self.first is None:
-            self.first = self.steps.layers.add(self.dense, state)
-            return self.first
-        return self.steps.layers.add(self.dense, state, weights=(), again=self.first - 1)
+        if self.first_call is None:
+            self.first_call = self.steps.layers.add(self.dense, state)
+            return self.first_call
+        return self.steps.layers.add(self.dense, state, weights=(), again=self.first_call - 1)
 
     def total(self, state: int) -> int:
         """Adds the sum of both; returns its place."""
-        parts = self.of_inputs(), self.of_state(state)
-        return self.steps.add("Add", f"{self.name}_sums", *parts)
+        inputs, products = self.of_inputs(), self.of_state(state)
+        return self.steps.add("Add", f"{self.name}_sums", inputs, products)
 
 
 # The function that adds a step to a state, and returns the place of the next one.
@@ -231,8 +231,8 @@ def _lstm(steps: _Unrolled) -> _Step:
         opens, keeps, shows = (steps.part(n, total, i, units) for i, n in enumerate(names))
         new = steps.activated(layer.activation, "new", candidate.total(state))
         added = steps.add("Multiply", "added", opens, new)
-        kept = steps.add("Multiply", "kept", keeps, cells[-1] if cells else state)
-        cells.append(steps.add("Add", "cell", kept, added))
+        remembered = steps.add("Multiply", "kept", keeps, cells[-1] if cells else state)
+        cells.append(steps.add("Add", "cell", remembered, added))
         return steps.add(
             "Multiply", "state", shows, steps.activated(layer.activation, "cell_out", cells[-1])
         )

@@ -229,13 +229,13 @@ _LAYERS = {
 def supported_names() -> list[str]:
     """The names of Keras' layers that sat-tf quantizes, as they are or as others."""
     quantized = {
-        kind
-        for kind, row in layer_kinds.KINDS.items()
+        quantized_class
+        for quantized_class, row in layer_kinds.KINDS.items()
         if (row.quantized and row.role is not Role.INPUT)
         or row.pieces
         or (row.pooling and row.pooling.on_images)
     }
-    names = {kind.__name__ for kind in quantized | _LAYERS.keys()}
+    names = {quantized_class.__name__ for quantized_class in quantized | _LAYERS.keys()}
     return sorted(name for name in names if hasattr(L, name))
 
 

@@ -312,7 +312,8 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     if native is not None:
         saturates = reach.lowest is None or reach.share > 0.0
     by_reader = demands.of[name].items()
-    readers = [roles.policies[reader] for reader, kind in by_reader if reader and kind == "linear"]
+    linear = (reader for reader, demand in by_reader if reader and demand == "linear")
+    readers = [roles.policies[reader] for reader in linear]
     bits = max((policy.activation_bits or 0 for policy in readers), default=0)
     if bits == WIDE_BITS and stream_bits and not floats:  # whatever else reads it
         return _Grid(bits, is_stream=True)
@@ -477,11 +478,11 @@ def _without_wide_kernels(
 ) -> Iterator[str]:
     """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
     for name, quantizer in outputs.items():
-        kinds = {reader: kind for reader, kind in demands.of[name].items() if reader}
+        kinds = {reader: demand for reader, demand in demands.of[name].items() if reader}
         without = [layer for layer in (name, *kinds) if roles.of[layer] in _OF_8_BITS]
         if _bits_of(quantizer) != WIDE_BITS or not without:
             continue
-        linear = (reader for reader, kind in kinds.items() if kind == "linear")
+        linear = (reader for reader, demand in kinds.items() if demand == "linear")
         wide = [reader for reader in linear if roles.policies[reader].activation_bits == WIDE_BITS]
         fix = {reader: {"activation_bits": 8} for reader in wide} | {name: {"stream_bits": 8}}
         yield LayerMessage(
@@ -528,8 +529,8 @@ def _of_inputs(
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
             is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
-            asked = (roles.policies[reader.name] for reader in roles.whole.consumers(tensor))
-            is_wide = any(policy.activation_bits == WIDE_BITS for policy in asked)
+            policies = (roles.policies[reader.name] for reader in roles.whole.consumers(tensor))
+            is_wide = any(policy.activation_bits == WIDE_BITS for policy in policies)
             is_wide &= input_type == "float32" and not is_fixed
             quantizer = table.make_input_quantizer(
                 input_type=input_type,

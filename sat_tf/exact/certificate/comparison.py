@@ -215,8 +215,8 @@ class TrainedCounter:
             if share := op.share_rounded_otherwise(graph):
                 shares[op.output] = shares.get(op.output, 0.0) + share
             elif op.keeps_grid:  # of tensors that no layer of Keras makes
-                parts = (shares.get(name, 0.0) for name in op.inputs if name not in trained.names)
-                shares[op.output] = max(parts, default=0.0)
+                names = (name for name in op.inputs if name not in trained.names)
+                shares[op.output] = max((shares.get(name, 0.0) for name in names), default=0.0)
         self._tensors = {
             name: TrainedCount(name, tensor.shape, explained_share=shares.get(name, 0.0))
             for name, tensor in ((name, graph.tensors[name]) for name in trained.names)

@@ -333,7 +333,7 @@ class RecurrenceDraft(Draft):
         if source is None or codes is None:
             raise TypeError(f"{output.name}: float values of an LSTM, expected codes.")
         pairs = [
-            [int8_codes(part, self.weight_bits) for part in parts_of_gates(weights)]
+            [int8_codes(gate, self.weight_bits) for gate in parts_of_gates(weights)]
             for weights in self.weights
         ]
         units = self.weights[1].shape[0]
@@ -466,10 +466,10 @@ class SumWithMap(Draft):
             scale = np.float32(_COARSE_SUMMAND * codes.scale)
             constant = np.rint(clipped / scale)
         source = summand(builder, self.inputs[0], codes)
-        kind = Codes(scale, 0)
+        grid_of_map = Codes(scale, 0)
         if codes.bits == WIDE:
-            source, kind = builder.widened(source), Codes.wide(scale)
-        map_of_codes = Constant(constant.astype(kind.dtype)[np.newaxis], kind)
+            source, grid_of_map = builder.widened(source), Codes.wide(scale)
+        map_of_codes = Constant(constant.astype(grid_of_map.dtype)[np.newaxis], grid_of_map)
         operation = Pair((source,), name, Pointwise.SUM, map_of_codes)
         return builder.add(operation, shape, codes)
 

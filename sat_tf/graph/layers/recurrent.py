@@ -40,14 +40,12 @@ def misfit_of_recurrence(layer: Any, steps: int | None) -> str | None:
     for name in _OFF:
         if getattr(layer, name, False):
             return f"{received} with {name}=True, expected {name}=False; build it so"
-    for name, known in (("activation", _ACTIVATIONS), ("recurrent_activation", _GATES)):
+    for name, functions in (("activation", _ACTIVATIONS), ("recurrent_activation", _GATES)):
         function = getattr(layer, name, None)
         called = str(getattr(function, "__name__", type(function).__name__))
-        if function is not None and not (called in known and is_of_keras(function)):
-            return (
-                f"{received} with {name}={called!r}, expected one of {', '.join(known)}; train it "
-                "so"
-            )
+        if function is not None and not (called in functions and is_of_keras(function)):
+            names = ", ".join(functions)
+            return f"{received} with {name}={called!r}, expected one of {names}; train it so"
     if layer.recurrent_dropout:
         return (
             f"{received} with recurrent_dropout={layer.recurrent_dropout:g}, expected 0; train it "
@@ -88,8 +86,8 @@ def misfit_of_both_ways(layer: Any, steps: int | None) -> str | None:
     """Names what layers of both directions do not have, with the fix; None where they have all."""
     for inner in (layer.forward_layer, layer.backward_layer):
         if type(inner) not in UNROLLED:
-            kind = type(inner).__name__
-            return f"received a Bidirectional of {kind}, expected LSTM, GRU or SimpleRNN; use these"
+            name = type(inner).__name__
+            return f"received a Bidirectional of {name}, expected LSTM, GRU or SimpleRNN; use these"
         if problem := misfit_of_recurrence(inner, steps):
             return problem
     return None
@@ -102,7 +100,7 @@ def _refuse_both_ways(layer: Any) -> str:
 
 
 KINDS: Kinds = {
-    **{kind: LayerKind(quantized=False, refuse=_refuse, keras3=SAME) for kind in UNROLLED},
+    **dict.fromkeys(UNROLLED, LayerKind(quantized=False, refuse=_refuse, keras3=SAME)),
     L.Bidirectional: LayerKind(
         quantized=False,
         refuse=_refuse_both_ways,

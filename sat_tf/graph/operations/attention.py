@@ -138,13 +138,13 @@ def _sequences(call: OldCall, *masks: str) -> tuple[list[Any], Any] | None:
     """
     names = ("query", "value", "key", *masks, "attention_mask", "return_attention_scores")
     names = (*names, "training", "use_causal_mask")
-    query, value, key, *others, mask, scores, training, is_causal = (
+    query, value, key, *refused, mask, scores, training, is_causal = (
         call.argument(place, name) for place, name in enumerate(names)
     )
     tensors = [query, value if key is None else key, value]
     if not all(map(is_keras, tensors)) or any(len(tensor.shape) != 3 for tensor in tensors):
         return None
-    if scores or training or any(other is not None for other in others):
+    if scores or training or any(argument is not None for argument in refused):
         return None
     is_masked = is_causal or mask is not None
     hidden = _hidden(call.layer, mask, is_causal, query, value) if is_masked else None
@@ -153,28 +153,28 @@ def _sequences(call: OldCall, *masks: str) -> tuple[list[Any], Any] | None:
 
 def _heads(call: OldCall) -> Replacement | None:
     """The layers of a MultiHeadAttention over sequences."""
-    layer, found = call.layer, _sequences(call)
+    layer, sequences = call.layer, _sequences(call)
     dense = layer._query_dense, layer._key_dense, layer._value_dense, layer._output_dense
-    if not found or layer.activity_regularizer is not None or len(dense[3].kernel.shape) != 3:
+    if not sequences or layer.activity_regularizer is not None or len(dense[3].kernel.shape) != 3:
         return None
     units = int(dense[3].kernel.shape[-1])
     heads = _Heads(layer._num_heads, 1, layer._key_dim, layer._value_dim, units, layer._dropout)
-    return _of_heads(*found, heads, dense)
+    return _of_heads(*sequences, heads, dense)
 
 
 def _grouped_heads(call: OldCall) -> Replacement | None:
     """The layers of a GroupQueryAttention of Keras 3: some heads of queries share a key."""
-    layer, found = call.layer.original, _sequences(call, "query_mask", "value_mask", "key_mask")
-    others = (getattr(layer, name, None) for name in ("use_gate", "sliding_window"))
-    if not found or layer.activity_regularizer is not None or any(others):
+    layer, sequences = call.layer.original, _sequences(call, "query_mask", "value_mask", "key_mask")
+    refused = (getattr(layer, name, None) for name in ("use_gate", "sliding_window"))
+    if not sequences or layer.activity_regularizer is not None or any(refused):
         return None
     groups, size = layer.num_query_heads // layer.num_key_value_heads, layer.head_dim
-    units = int(found[0][0].shape[-1])
+    units = int(sequences[0][0].shape[-1])
     heads = _Heads(layer.num_key_value_heads, groups, size, size, units, layer.dropout)
     count = len(arrays := call.layer.get_weights()) // 4
-    parts = [arrays[place : place + count] for place in range(0, len(arrays), count)]
-    dense = [SimpleNamespace(get_weights=functools.partial(list, part)) for part in parts]
-    return _of_heads(*found, heads, dense)
+    projections = [arrays[place : place + count] for place in range(0, len(arrays), count)]
+    dense = [SimpleNamespace(get_weights=functools.partial(list, pair)) for pair in projections]
+    return _of_heads(*sequences, heads, dense)
 
 
 class _Heads(NamedTuple):
