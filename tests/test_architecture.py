@@ -151,7 +151,7 @@ MOST_LINES = {
     "loading": 860,
     "messages": 1310,
     "planning": 1612,
-    "qat": 8137,
+    "qat": 8138,
     "quantizers": 4098,
     "report": 740,
     "training": 8285,
