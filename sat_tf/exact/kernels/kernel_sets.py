@@ -348,49 +348,35 @@ def _wide_sums(
     return fixed_point.summed_in_blocks(summands, scales, output, bits)
 
 
-def _wide(kernels: KernelSet, **rules: Any) -> KernelSet:
-    """Returns a row for 16 bits: its sums have 15 more bits, and its linear sums 64 in all."""
-    return dataclasses.replace(
-        REFERENCE,
-        name=kernels.name,
-        title=kernels.title,
-        **{
-            "linear": lambda work, sums, scales: (
-                fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
-                if work.operator == "FULLY_CONNECTED"
-                else _products(sums, wide_multipliers(*scales), fixed_point.rounded_in_int64)
-            ),
-            "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
-            **rules,
-        },
-    )
-
-
-_WIDE_ROWS = (
-    *(
-        _wide(kernels, quantized=BUILTIN_X86.quantized, summed=_wide_sums)
-        for kernels in (X86, ARM, BUILTIN_X86, BUILTIN_ARM)
-    ),
-    _wide(
-        ARM_UNFUSED,
-        quantized=functools.partial(
-            fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away
+def _wide(*rows: KernelSet, **rules: Any) -> dict[str, KernelSet]:
+    """Returns rows for 16 bits: their sums have 15 more bits, and their linear sums 64 in all."""
+    rules = {
+        "linear": lambda work, sums, scales: (
+            fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+            if work.operator == "FULLY_CONNECTED"
+            else _products(sums, wide_multipliers(*scales), fixed_point.rounded_in_int64)
         ),
-        summed=_wide_sums,
-    ),
-    _wide(REFERENCE),
-    *(
-        _wide(
-            kernels,
-            linear=lambda work, sums, scales: _products(
-                sums, _multipliers(work, scales), fixed_point.rounded_in_int64
-            ),
-            product=kernels.product,
-        )
-        for kernels in (MICRO, TOSA)
-    ),
-)
-_WIDE = {row.name: row for row in _WIDE_ROWS}
+        "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
+        **rules,
+    }
+    return {
+        row.name: dataclasses.replace(REFERENCE, name=row.name, title=row.title, **rules)
+        for row in rows
+    }
+
+
+def _wide_products(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
+    return _products(sums, _multipliers(work, scales), fixed_point.rounded_in_int64)
+
+
+_ON_ARMV7 = functools.partial(fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away)
+_WIDE = {
+    **_wide(X86, ARM, BUILTIN_X86, BUILTIN_ARM, quantized=BUILTIN_X86.quantized, summed=_wide_sums),
+    **_wide(ARM_UNFUSED, quantized=_ON_ARMV7, summed=_wide_sums),
+    **_wide(REFERENCE),
+    **_wide(MICRO, linear=_wide_products, product=MICRO.product),
+    **_wide(TOSA, linear=_wide_products),
+}
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
 XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)

@@ -9,14 +9,7 @@ import numpy as np
 
 from sat_tf.exact.kernels.kernel_sets import LinearWork, narrow_multipliers, wide_multipliers
 from sat_tf.exact.operations import windows
-from sat_tf.exact.operations.operation import (
-    WIDE_ALIKE,
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    stored_codes,
-)
+from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
@@ -76,6 +69,7 @@ class Linear(Operation):
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     num_constants = 2  # codes and a bias
     rounds = True
+    takes_wide = True
     # DEQUANTIZE makes the kernel of a float head.
     reads = (*(linear_kind.value for linear_kind in LinearKind), "DEQUANTIZE")
 
@@ -83,10 +77,6 @@ class Linear(Operation):
     def is_builtin(self) -> bool:
         """Whether XNNPACK leaves it to the builtin kernels, as packed convolutions."""
         return self.storage is not Storage.INT8 and not self.is_product
-
-    @property
-    def takes_wide(self) -> bool:
-        return True
 
     @property
     def takes_one_image(self) -> bool:
@@ -118,7 +108,7 @@ class Linear(Operation):
         return np.asarray(np.sum(magnitudes, axis=self.inner_axes) * widest)
 
     def scale_problem(self, graph: Tensors) -> str | None:
-        if self.real or graph.codes(self.output).bits != WIDE:
+        if WIDE not in self.bits(graph):
             return None
         largest = float(np.max(requantization_multipliers(graph, self)))
         if largest < _LARGEST_WIDE_MULTIPLIER:
@@ -192,14 +182,11 @@ class Linear(Operation):
 
     def share_rounded_otherwise(self, graph: Tensors) -> float:
         """See `Operation`: multipliers for 16 bits have 15, and training has all of a scale's."""
-        is_wide = not self.real and graph.codes(self.output).bits == WIDE
-        return _SHARE_OF_WIDE if is_wide and not self.is_product else 0.0
+        return _SHARE_OF_WIDE if WIDE in self.bits(graph) and not self.is_product else 0.0
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
-        if graph.codes(self.output).bits == WIDE:
-            return Portability(Basis.RULE, WIDE_ALIKE)
-        if not self.is_builtin:
+        if not self.is_builtin or WIDE in self.bits(graph):
             return super().portability_of_codes(graph)
         why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
         return Portability(Basis.IMAGES, f"{why}builtin kernels, which round otherwise on Arm")

@@ -164,6 +164,11 @@ class Operation(abc.ABC):
         """Whether its operator holds the shape of its output, the batch of 1 included."""
         return False
 
+    def bits(self, graph: Tensors) -> set[int]:
+        """Returns the bits of the codes that it reads and makes."""
+        tensors = (graph.tensors.get(name) for name in (*self.inputs, self.output))
+        return {tensor.codes.bits for tensor in tensors if tensor and tensor.codes}
+
     def scale_problem(self, graph: Tensors) -> str | None:
         """Returns why its kernel does not take its scales, with the fix; None where it does."""
         return None
@@ -179,10 +184,7 @@ class Operation(abc.ABC):
 
     def bits_problem(self, graph: Tensors) -> str | None:
         """Returns why no kernel takes the bits of its codes; None where one does."""
-        tensors = [
-            graph.tensors[name] for name in (*self.inputs, self.output) if name in graph.tensors
-        ]
-        bits = {tensor.codes.bits for tensor in tensors if tensor.codes}
+        bits = self.bits(graph)
         if WIDE not in bits or self.converts or (self.takes_wide and len(bits) == 1):
             return None
         received = " and ".join(map(str, sorted(bits)))
@@ -216,7 +218,8 @@ class Operation(abc.ABC):
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """Returns its portability where it makes codes."""
-        return Portability(Basis.RULE, self.same_because)
+        is_wide = self.rounds and not self.keeps_grid and WIDE in self.bits(graph)
+        return Portability(Basis.RULE, WIDE_ALIKE if is_wide else self.same_because)
 
     def share_rounded_otherwise(self, graph: Tensors) -> float:
         """Returns the share of its codes that training may round otherwise, beside biases."""

@@ -112,14 +112,11 @@ class Pair(shared.Operation):
     reads = tuple(pointwise.value for pointwise in Pointwise)
     same_in_float_because = shared.ROUNDED_ONCE
     rounds = True
+    takes_wide = True
 
     @property
     def operators(self) -> tuple[str, ...]:
         return (self.kind.value,)
-
-    @property
-    def takes_wide(self) -> bool:
-        return True
 
     def title(self, graph: Tensors) -> str:
         return f"float {self.kind.value}" if self.is_float(graph) else self.kind.value
@@ -176,14 +173,13 @@ class Pair(shared.Operation):
 
     def takes_blocks(self, graph: Tensors) -> bool:
         """See `Operation`: kernels for sums of 16 bits take 16 values at once."""
-        codes = graph.tensors[self.output].codes
-        is_sum = self.kind is Pointwise.SUM and codes is not None and codes.bits == WIDE
-        return is_sum and bool(math.prod(graph.tensors[self.output].shape) % 16)
+        is_wide_sum = self.kind is Pointwise.SUM and WIDE in self.bits(graph)
+        return is_wide_sum and bool(math.prod(graph.tensors[self.output].shape) % 16)
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every product of two codes is known."""
-        if graph.codes(self.output).bits == WIDE and not self.kind.selects:
-            return Portability(Basis.RULE, shared.WIDE_ALIKE)
+        if WIDE in self.bits(graph):
+            return super().portability_of_codes(graph)
         if self.kind is not Pointwise.PRODUCT:
             return Portability(Basis.RULE, shared.SELECTED if self.kind.selects else SUMS_ALIKE)
         grids, output = self._grids(graph), graph.codes(self.output)

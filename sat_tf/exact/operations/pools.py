@@ -9,15 +9,7 @@ import numpy as np
 from sat_tf.exact.kernels.bilinear import Grid, Places, interpolated, resized
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.kernels.xnnpack import mean_multiplier, sums_near_halves
-from sat_tf.exact.operations.operation import (
-    SELECTED,
-    WIDE_ALIKE,
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    enumerated,
-)
+from sat_tf.exact.operations.operation import SELECTED, Made, Operation, Portability, enumerated
 from sat_tf.exact.operations.windows import taps
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, grid_of
@@ -34,9 +26,7 @@ class _Pool(Operation):
     size: tuple[int, int]  # The size of a window, in rows and columns.
     window: Window  # Strides and padding.
 
-    @property
-    def takes_wide(self) -> bool:
-        return True
+    takes_wide = True
 
     def write(self, writer: Writer) -> None:
         options = {"filterHeight": self.size[0], "filterWidth": self.size[1]}
@@ -191,15 +181,11 @@ class Mean(Operation):
     num_constants = 1  # the axes
     rounds = True
     averages = True
-
-    @property
-    def takes_wide(self) -> bool:
-        return True
+    takes_wide = True
 
     def share_rounded_otherwise(self, graph: Tensors) -> float:
         """See `Operation`: kernels for 16 bits round twice, the first time to half a code or so."""
-        is_wide = not self.is_float(graph) and graph.codes(self.output).bits == WIDE
-        return _SHARE_OF_WIDE if is_wide else 0.0
+        return _SHARE_OF_WIDE if WIDE in self.bits(graph) else 0.0
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: an exact sum, rounded as the kernels do."""
@@ -224,9 +210,9 @@ class Mean(Operation):
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: every sum of its codes is known."""
+        if WIDE in self.bits(graph):
+            return super().portability_of_codes(graph)
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        if output.bits == WIDE:
-            return Portability(Basis.RULE, WIDE_ALIKE)
         rows, columns, _ = graph.tensors[self.inputs[0]].shape
         count = rows * columns
         multiplier = mean_multiplier(source.scale, output.scale, count)

@@ -5,15 +5,8 @@ import math
 
 import numpy as np
 
-from sat_tf.exact.operations.operation import (
-    ROUNDED_ONCE,
-    WIDE_ALIKE,
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    stored_codes,
-)
+from sat_tf.exact.operations import operation as shared
+from sat_tf.exact.operations.operation import ROUNDED_ONCE, Made, Operation, stored_codes
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
 from sat_tf.exact.tflite.tensors import UNSIGNED_SHIFT, WIDE, Tensors, dequantized
@@ -73,16 +66,16 @@ class Quantize(_Conversion):
 
     rounds = True
 
-    def portability_of_codes(self, graph: Tensors) -> Portability:
+    def portability_of_codes(self, graph: Tensors) -> shared.Portability:
         """See `Operation`: to 16 bits, Armv7 rounds ties of a product away from zero."""
-        if graph.codes(self.output).bits != WIDE:
+        if WIDE not in self.bits(graph):
             return super().portability_of_codes(graph)
-        return Portability(Basis.IMAGES, "Armv7 rounds float values half way between codes away")
+        why = "Armv7 rounds float values half way between codes away"
+        return shared.Portability(shared.Basis.IMAGES, why)
 
     def takes_blocks(self, graph: Tensors) -> bool:
         """See `Operation`: kernels for 16 bits take 8 values at once."""
-        is_wide = graph.codes(self.output).bits == WIDE
-        return is_wide and bool(math.prod(graph.tensors[self.output].shape) % 8)
+        return WIDE in self.bits(graph) and bool(math.prod(graph.tensors[self.output].shape) % 8)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: rounded as the kernels do, and saturated."""
@@ -151,12 +144,6 @@ class Requantize(_Conversion):
         codes = inputs[0].astype(np.int64) - source.zero_point
         kernels = graph.kernels.on(max(source.bits, output.bits))
         return stored_codes(kernels.rescaled(codes, source.scale, output.scale), output)
-
-    def portability_of_codes(self, graph: Tensors) -> Portability:
-        """See `Operation`: XNNPACK leaves codes of 16 bits to the builtin kernels."""
-        bits = (graph.codes(name).bits for name in (*self.inputs, self.output))
-        why = WIDE_ALIKE if WIDE in bits else self.same_because
-        return Portability(Basis.RULE, why)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
