@@ -4,7 +4,6 @@ A normalization gives y = γ n + β, n = d / sqrt(mean d² + ε), where d is x, 
 it. A linear layer that reads y reads n instead: W y + b = (W γ) n + (b + W β).
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,9 +15,17 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import axes_of
 from sat_tf.graph.operation_layers import RMSNormalization, Scaling
-from sat_tf.graph.operations.operation import NewLayer, OldCall, Replacement, is_keras, new_layer
+from sat_tf.graph.operations.operation import (
+    NewLayer,
+    NewLayers,
+    OldCall,
+    Replacement,
+    is_keras,
+    new_layer,
+)
 
 L = keras.layers
+# The type where others compute in float16, in which sums of squares are infinite.
 _FLOAT32 = {"dtype": "float32"}
 # The most squares of codes of 8 bits whose sum fits into 32 bits: 255² · 2¹⁵ < 2³¹.
 _MOST_VALUES = 2**15
@@ -49,7 +56,8 @@ def replacements_of_normalizations(
         is_plain = all(value is None for value in (*node.call_args[1:], *node.call_kwargs.values()))
         if type(call.layer) not in _FORMS or not is_plain or not is_keras(node.call_args[0]):
             continue
-        if not _is_of_channels(call) or any(map(remaining.get, (id(node), *read_by))):
+        is_of_channels = axes_of(call.layer) in ([-1], [len(node.call_args[0].shape) - 1])
+        if not is_of_channels or any(map(remaining.get, (id(node), *read_by))):
             continue
         is_output = any(tensor is node.outputs for tensor in outputs)
         is_taken = not is_output and read_by <= nodes and _all_take(call, readers)
@@ -61,11 +69,6 @@ def replacements_of_normalizations(
         if is_taken:
             replacements |= {id(reader.node): _with_factors(reader, call) for reader in readers}
     return replacements
-
-
-def _is_of_channels(call: OldCall) -> bool:
-    last = len(call.node.call_args[0].shape) - 1
-    return axes_of(call.layer) in ([-1], [last])
 
 
 # -- γ and β ---------------------------------------------------------------------------------------
@@ -154,34 +157,21 @@ def _in_layers(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
         return None
     lengths = [length or -1 for length in outer]
     rows = -1 if None in outer else math.prod(lengths)
-    layers: list[NewLayer] = []
-
-    def add(*arguments: Any, **settings: Any) -> int:
-        layers.append(new_layer(*arguments, **settings))
-        return len(layers)
-
-    values = 0
+    layers, values = NewLayers(), 0
     if type(layer) is L.LayerNormalization:
-        mean = add("ChannelMean", suffix="mean")
-        values = add("Subtract", suffix="centered", reads=(0, mean))
-    start = len(layers)
-    matrices = add("Reshape", (rows, 1, size), suffix="rows", reads=(values,))
-    add("MatrixProduct", True, suffix="squares", reads=(matrices, matrices))
-    add("Reshape", (*lengths, 1), suffix="sums")
+        mean = layers.add("ChannelMean", suffix="mean")
+        values = layers.add("Subtract", suffix="centered", reads=(0, mean))
+    matrices = layers.add("Reshape", (rows, 1, size), suffix="rows", reads=(values,), **_FLOAT32)
+    layers.add("MatrixProduct", True, suffix="squares", reads=(matrices, matrices), **_FLOAT32)
+    layers.add("Reshape", (*lengths, 1), suffix="sums", **_FLOAT32)
     smallest = _LEAST_SQUARE
     if type(layer) is not L.UnitNormalization:
-        add(Scaling, "x * c", 1.0 / size, suffix="variance")
-        add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon")
+        layers.add(Scaling, "x * c", 1.0 / size, suffix="variance", **_FLOAT32)
+        layers.add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon", **_FLOAT32)
         smallest = 0.5 * float(layer.epsilon)
-    root = add("InverseRoot", smallest, suffix="inverse_root")
-    layers[start:] = map(_in_float32, layers[start:])
-    add("Multiply", suffix="normalized" if scalings else "", reads=(values, root))
+    root = layers.add("InverseRoot", smallest, suffix="inverse_root", **_FLOAT32)
+    layers.add("Multiply", suffix="normalized" if scalings else "", reads=(values, root))
     return Replacement([tensor], [*layers, *scalings])
-
-
-def _in_float32(new: NewLayer) -> NewLayer:
-    """The same layer where others compute in float16, in which sums of squares are infinite."""
-    return dataclasses.replace(new, layer=lambda **options: new.layer(**options | _FLOAT32))
 
 
 def _in_groups(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:

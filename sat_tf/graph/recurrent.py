@@ -21,11 +21,12 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph.flatten import regularization_of
-from sat_tf.graph.layers.recurrent import is_fused, misfit_of_both_ways, misfit_of_recurrence
+from sat_tf.graph.layers.recurrent import is_fused, misfit_of_recurrence
 from sat_tf.graph.operation_layers import LongShortTermMemory
 from sat_tf.graph.operations.operation import (
     Finder,
     NewLayer,
+    NewLayers,
     OldCall,
     Replacement,
     alone_or_alike,
@@ -37,14 +38,14 @@ from sat_tf.graph.operations.operation import (
 L = keras.layers
 
 
-def _sequence(call: OldCall, misfit: Callable[[Any, int | None], str | None]) -> Any:
+def _sequence(call: OldCall) -> Any:
     """The only tensor of a call of a layer that can become others; None for another call."""
     layer, tensor = call.layer, call.argument(0, "inputs")
     # Keras 3 calls it with training=False, which is its default there.
     options = (*call.node.call_args[1:], *call.node.call_kwargs.values())
     if not is_keras(tensor) or any(value is not None and value is not False for value in options):
         return None
-    return None if layer.stateful or misfit(layer, tensor.shape[1]) else tensor
+    return None if layer.stateful or misfit_of_recurrence(layer, tensor.shape[1]) else tensor
 
 
 def _recurrence(call: OldCall) -> Replacement | None:
@@ -53,44 +54,35 @@ def _recurrence(call: OldCall) -> Replacement | None:
     Dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for all
     gates at once.
     """
-    layer, tensor = call.layer, _sequence(call, misfit_of_recurrence)
+    layer, tensor = call.layer, _sequence(call)
     if tensor is None:
         return None
-    layers = _Layers()
+    layers = NewLayers()
     if layer.dropout:
-        layers.add(new_layer("SpatialDropout1D", layer.dropout, suffix="dropout"))
+        layers.add("SpatialDropout1D", layer.dropout, suffix="dropout")
     (_fused if is_fused(layer) else _unrolled)(layers, layer, int(tensor.shape[1]))
     if layer.activity_regularizer is not None:
-        layers.add(NewLayer(regularization_of(layer), suffix="regularization"))
+        layers.add(regularization_of(layer), suffix="regularization")
     return Replacement([tensor], layers)
 
 
-class _Layers(list[NewLayer]):
-    """The layers of a replacement of one tensor, which has the place 0."""
-
-    def add(self, new: NewLayer, *reads: int, **changes: Any) -> int:
-        """Adds a layer that reads some places, by default the last one; returns its place."""
-        self.append(dataclasses.replace(new, reads=reads or (len(self),), **changes))
-        return len(self)
-
-
-def _fused(layers: _Layers, layer: Any, steps: int) -> None:
+def _fused(layers: NewLayers, layer: Any, steps: int) -> None:
     """Adds an LSTM of all steps, with a slice behind it where the last one is the output."""
     settings = {**layer.get_config(), "go_backwards": False, "return_sequences": True}
     settings |= {"dropout": 0.0, "activity_regularizer": None}
     if layer.go_backwards:
-        layers.add(_reversed(steps))
-    layers.add(of_config(LongShortTermMemory, settings, layer.get_weights()))
+        layers.put(_reversed(steps))
+    layers.put(of_config(LongShortTermMemory, settings, layer.get_weights()))
     if not layer.return_sequences:
         last = [steps - 1, steps, None]
-        layers.add(new_layer("Slice", [last, [None, None, None]], [0], suffix="last"))
+        layers.add("Slice", [last, [None, None, None]], [0], suffix="last")
 
 
 def _reversed(steps: int) -> NewLayer:
     return new_layer("Gather", [*reversed(range(steps))], 0, suffix="reversed")
 
 
-def _unrolled(layers: _Layers, layer: Any, steps: int) -> None:
+def _unrolled(layers: NewLayers, layer: Any, steps: int) -> None:
     """Adds the layers of all steps, and the sequence of their states where that is the output.
 
     Sums and products that are states of a sequence are computed twice: they have one grid there,
@@ -105,28 +97,27 @@ def _unrolled(layers: _Layers, layer: Any, steps: int) -> None:
     for unrolled.index in order:
         state, is_last = step(state), unrolled.index == order[-1]
         if layer.return_sequences and not is_last and type(layer) is not L.SimpleRNN:
-            again = dataclasses.replace(layers[-1], suffix=f"shown_{unrolled.index}")
-            sequence.append(layers.add(again, *(again.reads or ())))
+            sequence.append(layers.put(layers[-1], suffix=f"shown_{unrolled.index}"))
         else:
             sequence.append(state)
     if not layer.return_sequences:
         layers[-1] = dataclasses.replace(layers[-1], suffix="")
         return
     if steps > 1:
-        layers.add(new_layer("Concatenate", suffix="sequence"), *sequence)
-    layers.add(new_layer("Reshape", (steps, layer.units)))
+        layers.add("Concatenate", suffix="sequence", reads=tuple(sequence))
+    layers.add("Reshape", (steps, layer.units))
 
 
 class _Unrolled:
     """The steps of a recurrent layer, to whose layers those of the step `index` are added."""
 
-    def __init__(self, layers: _Layers, layer: Any, steps: int) -> None:
+    def __init__(self, layers: NewLayers, layer: Any, steps: int) -> None:
         self.layers, self.layer, self.steps, self.index = layers, layer, steps, 0
         self._source = len(layers)
 
     def add(self, layer: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
         """Adds a layer of the step, with some arguments; returns its place."""
-        return self.layers.add(new_layer(layer, *of, suffix=f"{suffix}_{self.index}"), *reads)
+        return self.layers.add(layer, *of, suffix=f"{suffix}_{self.index}", reads=reads)
 
     def activated(self, function: Any, suffix: str, place: int) -> int:
         """Adds an activation, unless it is linear; returns the place of the values behind it."""
@@ -145,23 +136,20 @@ class _Unrolled:
         factors = np.repeat([*signs.values()], layer.units).astype(np.float32)
         kernel, recurrent, *bias = (factors * w[..., columns] for w in layer.get_weights())
         # A GRU with reset_after has a bias of the state, too.
-        of_inputs, of_state = (
-            [np.atleast_2d(b)[i] for b in bias if i < np.atleast_2d(b).shape[0]] for i in (0, 1)
-        )
+        biases = [row for array in bias for row in np.atleast_2d(array)]
 
-        def dense(suffix: str, regularizer: Any, kernel: Any, *bias: Any) -> NewLayer:
-            regularizers = {"kernel_regularizer": regularizer}
-            if bias:
-                regularizers["bias_regularizer"] = layer.bias_regularizer
-            new = new_layer(
-                "Dense", size, use_bias=bool(bias), suffix=f"{name}_{suffix}", **regularizers
-            )
-            return dataclasses.replace(new, weights=[kernel, *bias])
+        def dense(suffix: str, regularizer: Any, *weights: Any) -> NewLayer:
+            has_bias = len(weights) > 1
+            settings = {"use_bias": has_bias, "kernel_regularizer": regularizer}
+            settings |= {"bias_regularizer": layer.bias_regularizer} if has_bias else {}
+            new = new_layer("Dense", size, suffix=f"{name}_{suffix}", **settings)
+            return dataclasses.replace(new, weights=weights)
 
-        self.layers.add(dense("inputs", layer.kernel_regularizer, kernel, *of_inputs), self._source)
-        row = self.layers.add(new_layer("Reshape", (self.steps * size,), suffix=f"{name}_row"))
-        shared = dense("state", layer.recurrent_regularizer, recurrent, *of_state)
-        return _Sums(self, name, size, row, shared)
+        of_inputs = dense("inputs", layer.kernel_regularizer, kernel, *biases[:1])
+        self.layers.put(of_inputs, self._source)
+        row = self.layers.add("Reshape", (self.steps * size,), suffix=f"{name}_row")
+        of_state = dense("state", layer.recurrent_regularizer, recurrent, *biases[1:])
+        return _Sums(self, name, size, row, of_state)
 
 
 @dataclasses.dataclass
@@ -172,8 +160,7 @@ class _Sums:
     name: str
     size: int
     row: int  # The place of the products of all inputs, one behind the other.
-    dense: NewLayer  # The layer that multiplies a state.
-    first_call: int | None = None  # The place of its first call.
+    dense: NewLayer  # The layer that multiplies a state, in its next call.
 
     def of_inputs(self) -> int:
         """Adds the slice with the products of the step's inputs; returns its place."""
@@ -181,10 +168,10 @@ class _Sums:
 
     def of_state(self, state: int) -> int:
         """Adds the products of a state; returns their place."""
-        if self.first_call is None:
-            self.first_call = self.steps.layers.add(self.dense, state)
-            return self.first_call
-        return self.steps.layers.add(self.dense, state, weights=(), again=self.first_call - 1)
+        place = self.steps.layers.put(self.dense, state)
+        if self.dense.again is None:
+            self.dense = dataclasses.replace(self.dense, weights=(), again=place - 1)
+        return place
 
     def total(self, state: int) -> int:
         """Adds the sum of both; returns its place."""
@@ -253,18 +240,18 @@ _MERGES = {"concat": "Concatenate", "sum": "Add", "mul": "Multiply", "ave": "Ave
 
 def _both_ways(call: OldCall) -> Replacement | None:
     """A layer for each direction, one of which gives its sequence in reverse, and their merge."""
-    layer, tensor = call.layer, _sequence(call, misfit_of_both_ways)
+    layer, tensor = call.layer, _sequence(call)
     if tensor is None or layer.merge_mode not in _MERGES:
         return None
-    layers, ends = _Layers(), list[int]()
+    layers, ends = NewLayers(), list[int]()
     for suffix in ("forward", "backward"):
         inner = getattr(layer, f"{suffix}_layer")
         settings, weights = inner.get_config(), inner.get_weights()
-        end = layers.add(of_config(type(inner), settings, weights, suffix), 0)
+        end = layers.put(of_config(type(inner), settings, weights, suffix), 0)
         if suffix == "backward" and inner.return_sequences:
-            end = layers.add(_reversed(tensor.shape[1]))
+            end = layers.put(_reversed(tensor.shape[1]))
         ends.append(end)
-    layers.add(new_layer(_MERGES[layer.merge_mode]), *ends)
+    layers.add(_MERGES[layer.merge_mode], reads=tuple(ends))
     return Replacement([tensor], layers)
 
 

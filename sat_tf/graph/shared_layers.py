@@ -243,10 +243,7 @@ class LongShortTermMemory(_Layer):
         largest: Any,
         num_bits: int,
     ) -> tuple[Any, Any]:
-        """The hidden and the cell states of all steps, of weights of so many bits.
-
-        See `hidden_states`.
-        """
+        """The hidden and cell states of all steps, of weights of some bits: see `hidden_states`."""
         n, cell = namespace(inputs), self.cell
         kernel, recurrent = (
             on_codes_of_gates(in_float32(n, weights), num_bits)

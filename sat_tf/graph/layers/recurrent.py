@@ -34,8 +34,14 @@ def is_fused(layer: Any) -> bool:
 def misfit_of_recurrence(layer: Any, steps: int | None) -> str | None:
     """Names the setting of a recurrent layer that no layers have, with the fix; None without one.
 
-    The number of its steps is None where it is not known.
+    The number of its steps is None where it is not known. A Bidirectional has the settings of both.
     """
+    if isinstance(layer, L.Bidirectional):
+        both = layer.forward_layer, layer.backward_layer
+        if others := [type(one).__name__ for one in both if type(one) not in UNROLLED]:
+            expected = "expected LSTM, GRU or SimpleRNN; use these"
+            return f"received a Bidirectional of {others[0]}, {expected}"
+        return next(filter(None, (misfit_of_recurrence(one, steps) for one in both)), None)
     received, fused = f"received {_named(layer)}", is_fused(layer)
     for name in _OFF:
         if getattr(layer, name, False):
@@ -82,28 +88,11 @@ def _refuse(layer: Any) -> str:
     return f"{problem}, or pass unsupported='float'"
 
 
-def misfit_of_both_ways(layer: Any, steps: int | None) -> str | None:
-    """Names what layers of both directions do not have, with the fix; None where they have all."""
-    for inner in (layer.forward_layer, layer.backward_layer):
-        if type(inner) not in UNROLLED:
-            name = type(inner).__name__
-            return f"received a Bidirectional of {name}, expected LSTM, GRU or SimpleRNN; use these"
-        if problem := misfit_of_recurrence(inner, steps):
-            return problem
-    return None
-
-
-def _refuse_both_ways(layer: Any) -> str:
-    steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
-    problem = misfit_of_both_ways(layer, steps) or f"received a Bidirectional, {_USUAL}"
-    return f"{problem}, or pass unsupported='float'"
-
-
 KINDS: Kinds = {
     **dict.fromkeys(UNROLLED, LayerKind(quantized=False, refuse=_refuse, keras3=SAME)),
     L.Bidirectional: LayerKind(
         quantized=False,
-        refuse=_refuse_both_ways,
+        refuse=_refuse,
         keras3=Keras3(wrapped={"layer": "forward_layer", "backward_layer": "backward_layer"}),
     ),
     LongShortTermMemory: LayerKind(

@@ -18,6 +18,7 @@ from sat_tf.graph.operations.operation import (
     MOST_AXES,
     Finder,
     NewLayer,
+    NewLayers,
     OldCall,
     OperationKind,
     Replacement,
@@ -37,7 +38,7 @@ _OF_WEIGHTS = tuple(
 )
 
 
-def _dense(layer: Any, inner: int, outer: int, suffix: str = "", **reads: Any) -> NewLayer:
+def _dense(layer: Any, inner: int, outer: int, suffix: str = "") -> NewLayer:
     """The Dense with the weights of a product over some inputs to some outputs."""
     kernel, *bias = layer.get_weights()
     settings = {name: getattr(layer, name) for name in _OF_WEIGHTS if hasattr(layer, name)}
@@ -46,7 +47,7 @@ def _dense(layer: Any, inner: int, outer: int, suffix: str = "", **reads: Any) -
         return layer_class("Dense")(outer, use_bias=bool(bias), **settings, **options)
 
     weights = [kernel.reshape(inner, outer), *(array.reshape(outer) for array in bias)]
-    return NewLayer(make, suffix, weights, **reads)
+    return NewLayer(make, suffix, weights)
 
 
 def _parts(equation: str) -> tuple[str, str] | None:
@@ -193,45 +194,39 @@ def _of_heads(tensors: list[Any], hidden: Any, heads: _Heads, dense: Sequence[An
 
     `dense` are the projections of the three and of the output.
     """
-    layers: list[NewLayer] = []
+    layers = NewLayers(len(tensors))
 
-    def add(new: NewLayer) -> int:
-        layers.append(new)
-        return len(tensors) + len(layers) - 1
-
-    def shaped(name: str, *shape: int) -> int:
-        return add(new_layer("Reshape", shape, suffix=name))
-
-    def projected(place: int, size: int, name: str, *scaled: NewLayer, groups: int = 1) -> int:
+    def projected(place: int, size: int, name: str, groups: int = 1) -> int:
         inner, length = int(tensors[place].shape[-1]), tensors[place].shape[1] or -1
-        add(_dense(dense[place], inner, heads.keys * groups * size, name, reads=(place,)))
-        for factor in scaled:
-            add(factor)
+        layers.put(_dense(dense[place], inner, heads.keys * groups * size, name), place)
+        if place == 0:
+            layers.add("Scaling", "x * c", 1.0 / math.sqrt(size), suffix="query_scale")
         if groups == 1:
-            shaped(f"{name}_heads", length, heads.keys, size)
-            return add(new_layer("Permute", (2, 1, 3), suffix=f"{name}_matrices"))
-        shaped(f"{name}_heads", length, heads.keys, groups, size)
-        add(new_layer("Permute", (2, 3, 1, 4), suffix=f"{name}_groups"))
-        return shaped(f"{name}_matrices", heads.keys, max(groups * length, -1), size)
+            layers.add("Reshape", (length, heads.keys, size), suffix=f"{name}_heads")
+            return layers.add("Permute", (2, 1, 3), suffix=f"{name}_matrices")
+        layers.add("Reshape", (length, heads.keys, groups, size), suffix=f"{name}_heads")
+        layers.add("Permute", (2, 3, 1, 4), suffix=f"{name}_groups")
+        shape = heads.keys, max(groups * length, -1), size
+        return layers.add("Reshape", shape, suffix=f"{name}_matrices")
 
     length, groups = tensors[0].shape[1] or -1, heads.groups
     if hidden is not None:
         hidden = np.tile(hidden, (1, groups, 1))
-    factor = new_layer("Scaling", "x * c", 1.0 / math.sqrt(heads.key_size), suffix="query_scale")
-    queries = projected(0, heads.key_size, "query", factor, groups=groups)
+    queries = projected(0, heads.key_size, "query", groups)
     keys = projected(1, heads.key_size, "key")
     values = projected(2, heads.value_size, "value")
-    add(new_layer("MatrixProduct", True, suffix="scores", reads=(queries, keys)))
-    *_, weights = map(add, _weights_of(hidden, heads.dropout))
-    add(new_layer("MatrixProduct", suffix="mean", reads=(weights, values)))
+    layers.add("MatrixProduct", True, suffix="scores", reads=(queries, keys))
+    *_, weights = map(layers.put, _weights_of(hidden, heads.dropout))
+    layers.add("MatrixProduct", suffix="mean", reads=(weights, values))
     if groups == 1:
-        add(new_layer("Permute", (2, 1, 3), suffix="mean_heads"))
+        layers.add("Permute", (2, 1, 3), suffix="mean_heads")
     else:
-        shaped("mean_groups", heads.keys, groups, length, heads.value_size)
-        add(new_layer("Permute", (3, 1, 2, 4), suffix="mean_heads"))
+        shape = heads.keys, groups, length, heads.value_size
+        layers.add("Reshape", shape, suffix="mean_groups")
+        layers.add("Permute", (3, 1, 2, 4), suffix="mean_heads")
     inner = heads.keys * groups * heads.value_size
-    shaped("mean_of_heads", length, inner)
-    add(_dense(dense[3], inner, heads.units))
+    layers.add("Reshape", (length, inner), suffix="mean_of_heads")
+    layers.put(_dense(dense[3], inner, heads.units))
     return Replacement(tensors, layers)
 
 
@@ -300,8 +295,7 @@ def _einsum(call: OldCall) -> Replacement | None:
         return None
     if not outer or any(axes[0] != outer[0] for axes in (x_axes, y_axes, result)):
         return None  # the batch is first in all
-    layers: list[NewLayer] = []
-    places = []
+    layers, places = NewLayers(2), []
     for place, (axes, needed_axes) in enumerate(
         ((x_axes, [*outer, *rows, *summed]), (y_axes, [*outer, *columns, *summed]))
     ):
@@ -309,13 +303,12 @@ def _einsum(call: OldCall) -> Replacement | None:
             places.append(place)
             continue
         order = tuple(axes.index(axis) for axis in needed_axes[1:])
-        places.append(2 + len(layers))
-        layers.append(new_layer("Permute", order, suffix=f"operand_{place}", reads=(place,)))
+        places.append(layers.add("Permute", order, suffix=f"operand_{place}", reads=(place,)))
     is_last = [*result] == together
     suffix = "" if is_last else "product"
-    layers.append(new_layer("MatrixProduct", True, suffix=suffix, reads=(places[0], places[1])))
+    layers.add("MatrixProduct", True, suffix=suffix, reads=(places[0], places[1]))
     if not is_last:
-        layers.append(new_layer("Permute", tuple(together.index(axis) for axis in result[1:])))
+        layers.add("Permute", tuple(together.index(axis) for axis in result[1:]))
     return Replacement(operands, layers)
 
 

@@ -126,9 +126,26 @@ def new_layer(
 
     def make(**options: Any) -> Any:
         factory = layer_class(layer) if isinstance(layer, str) else layer
-        return factory(*args, **settings, **options)
+        return factory(*args, **options | settings)
 
     return NewLayer(make, suffix, reads=reads)
+
+
+class NewLayers(list[NewLayer]):
+    """The layers of a replacement, whose sources have the first places."""
+
+    def __init__(self, num_sources: int = 1) -> None:
+        super().__init__()
+        self._num_sources = num_sources
+
+    def put(self, new: NewLayer, *reads: int, **changes: Any) -> int:
+        """Adds a layer that reads some places; returns its place."""
+        self.append(dataclasses.replace(new, reads=reads or new.reads, **changes))
+        return self._num_sources + len(self) - 1
+
+    def add(self, layer: str | Callable[..., Any], *args: Any, **settings: Any) -> int:
+        """Adds a `new_layer`; returns its place."""
+        return self.put(new_layer(layer, *args, **settings))
 
 
 def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replacement:
@@ -140,16 +157,10 @@ def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replaceme
 _BESIDE = ("name", "dtype", "trainable", "batch_input_shape")
 
 
-def of_config(
-    factory: Any, settings: dict[str, Any], weights: Any = (), suffix: str = ""
-) -> NewLayer:
+def of_config(factory: Any, settings: dict[str, Any], weights: Any, suffix: str = "") -> NewLayer:
     """A layer by the settings of a configuration, with weights."""
     settings = {name: value for name, value in settings.items() if name not in _BESIDE}
-
-    def make(**options: Any) -> Any:
-        return factory.from_config({**settings, **options})
-
-    return NewLayer(make, suffix, weights)
+    return NewLayer(lambda **options: factory.from_config(settings | options), suffix, weights)
 
 
 def alone_or_alike(find: Finder) -> Finder:
