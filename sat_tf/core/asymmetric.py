@@ -5,14 +5,7 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
-from sat_tf.core.grid import (
-    SMALLEST_RANGE,
-    WIDE_BITS,
-    ends_of_skew,
-    scale_and_zero,
-    scale_and_zero_point,
-    wide_scale,
-)
+from sat_tf.core.grid import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.pact import round_to_level
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
@@ -234,8 +227,8 @@ def _observed(
     has_range = high - low >= SMALLEST_RANGE
     ends = n.where(has_range, low, -1.0), n.where(has_range, high, 1.0)
     bottom, top = -(2.0 ** (num_bits - 1)), 2.0 ** (num_bits - 1) - 1.0
-    if num_bits == WIDE_BITS:
-        scale, zero = n.cast(wide_scale(*ends, n.maximum), "float32"), 0.0
+    if num_bits == grids.WIDE_BITS:
+        scale, zero = n.cast(grids.wide_scale(*ends, n.maximum), "float32"), 0.0
     else:
         scale, zero_point = scale_and_zero_point(*ends, n.round)
         scale = n.cast(scale, "float32")

@@ -364,15 +364,14 @@ def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantiz
     is_linear = roles.of[node.name] is Role.LINEAR
     if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
         return True
-    for name in node.inputs:
-        maker = roles.network[roles.origin(name)]
-        output = outputs.get(maker.name)
-        is_wide = _is_of_wide(roles, maker, outputs)
-        if output is not None:
-            is_wide = _bits_of(output) == WIDE_BITS
-        if is_wide and roles.of[maker.name] is not Role.OPAQUE:
-            return True
-    return False
+    makers = (roles.network[roles.origin(name)] for name in node.inputs)
+    return any(
+        _bits_of(outputs[maker.name]) == WIDE_BITS
+        if maker.name in outputs
+        else _is_of_wide(roles, maker, outputs)
+        for maker in makers
+        if roles.of[maker.name] is not Role.OPAQUE
+    )
 
 
 def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:

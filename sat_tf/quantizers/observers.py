@@ -9,14 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from sat_tf.core import grid
 from sat_tf.core.asymmetric import quantize_observed
-from sat_tf.core.grid import (
-    LARGEST_INT16,
-    SMALLEST_RANGE,
-    WIDE_BITS,
-    scale_and_zero_point,
-    wide_scale,
-)
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange
 from sat_tf.messages import warn
@@ -97,12 +91,12 @@ class RangeObserver(Quantizer):
     def code_range(self, variables: Variables) -> CodeRange | None:
         """The codes of the range; None where nothing but zeros was observed."""
         low, high = (np.float64(variables[name].numpy()) for name in ENDS)
-        if high - low < SMALLEST_RANGE:
+        if high - low < grid.SMALLEST_RANGE:
             return None
-        if self.num_bits == WIDE_BITS:
-            scale = np.float32(wide_scale(low, high, np.maximum))
-            return CodeRange(scale, np.float32(-LARGEST_INT16 - 1), 2 * LARGEST_INT16 + 1)
-        scale, zero_point = scale_and_zero_point(low, high, np.rint)
+        if self.num_bits == grid.WIDE_BITS:
+            scale = np.float32(grid.wide_scale(low, high, np.maximum))
+            return CodeRange(scale, np.float32(-grid.LARGEST_INT16 - 1), 2 * grid.LARGEST_INT16 + 1)
+        scale, zero_point = grid.scale_and_zero_point(low, high, np.rint)
         return CodeRange(np.float32(scale), np.float32(-128.0 - zero_point), 255)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:

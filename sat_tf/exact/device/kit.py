@@ -197,10 +197,7 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the codes of all tensors that machines must agree on, (1, ...), by image.
-
-    They are int8, or int16 where they have 16 bits.
-    """
+    """Yields the codes of tensors that machines must agree on, int8 or int16 (1, ...), by image."""
     graph, names = subject.graph, tensors_of(subject.graph)[0]
     types = {name: f"int{graph.codes(name).bits}" for name in names}
     left_float = graph.layers_left_float

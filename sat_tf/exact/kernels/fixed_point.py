@@ -249,17 +249,14 @@ def quantized_in_blocks(
 
 
 def summed_in_blocks(
-    summands: list[np.ndarray],
-    scales: list[np.float32],
-    output_scale: np.float32,
-    bits: int = SUM_BITS,
+    summands: Terms, scales: list[np.float32], output: np.float32, bits: int = SUM_BITS
 ) -> np.ndarray:
     """Returns the codes of a sum of two tensors, images on the first axis.
 
     In a block, a summand is shifted before its product, which is then rounded once; where a summand
     is one value throughout, the shift comes after the product, and rounds down.
     """
-    plain = summed(summands, scales, output_scale, bits=bits)
+    plain = summed(summands, scales, output, bits=bits)
     length, is_one_value = stretch(*(codes.shape[1:] for codes in summands))
     size = _SUMS_WITH_ONE_VALUE if is_one_value else _SUMS
     if length < size:
@@ -272,7 +269,7 @@ def summed_in_blocks(
         else:
             product = high_product(wide << np.maximum(bits - right, 0), multiplier.mantissas)
         total = total + product
-    blocks = sum_as_codes(np.asarray(total), scales, output_scale, bits)
+    blocks = sum_as_codes(np.asarray(total), scales, output, bits)
     places = np.arange(math.prod(plain.shape[1:])) % length
     in_block = in_blocks(length, size)[places].reshape(plain.shape[1:])
     return np.where(in_block, blocks, plain)

@@ -15,7 +15,7 @@ import numpy as np
 
 from sat_tf.exact.kernels import bilinear, fixed_point, functions, gates, xnnpack
 from sat_tf.exact.kernels.bilinear import Interpolation
-from sat_tf.exact.kernels.fixed_point import Scales, Zeros
+from sat_tf.exact.kernels.fixed_point import Scales, Terms, Zeros
 from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
 from sat_tf.exact.kernels.gates import Gates
 
@@ -336,11 +336,7 @@ KERNEL_SETS: dict[str, KernelSet] = {row.name: row for row in _ROWS}
 
 
 def _wide_sums(
-    summands: list[np.ndarray],
-    scales: list[np.float32],
-    output: np.float32,
-    *,
-    difference: bool = False,
+    summands: Terms, scales: list[np.float32], output: np.float32, *, difference: bool = False
 ) -> np.ndarray:
     bits = fixed_point.WIDE_SUM_BITS
     if difference or summands[0].shape[1:] != summands[1].shape[1:]:

@@ -58,9 +58,9 @@ class Codes:
     rounded_ends: Activation = dataclasses.field(default=Activation.NONE, compare=False)
 
     @classmethod
-    def wide(cls, scale: np.float32, lowest: int = -(2**15)) -> "Codes":
+    def wide(cls, scale: np.float32, lowest: int = -(2**15), *, unit: float = 1.0) -> "Codes":
         """Returns codes of 16 bits, from `lowest` on."""
-        return cls(scale, 0, lowest, 2**15 - 1, bits=WIDE)
+        return cls(scale, 0, lowest, 2**15 - 1, unit, bits=WIDE)
 
     @property
     def whole(self) -> "Codes":

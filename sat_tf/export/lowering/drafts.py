@@ -129,7 +129,7 @@ class GraphBuilder:
                 "expected 8; give the layers that read it activation_bits=8."
             )
         scale, lowest = np.float32(codes.scale / _FINER), 0 if is_rectified else -(2**15)
-        fine = dataclasses.replace(Codes.wide(scale, lowest), unit=codes.unit)
+        fine = Codes.wide(scale, lowest, unit=codes.unit)
         name = self.between(f"{output.name}_wide")
         source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
         return self.add(Requantize((source,), output.name), output.shape, codes)
@@ -143,8 +143,7 @@ class GraphBuilder:
         if codes is None or codes.bits == WIDE:
             return source
         if source not in self._wide:
-            wide = Codes.wide(np.float32(codes.scale / _FINER))
-            fine = dataclasses.replace(wide, unit=codes.unit)
+            fine = Codes.wide(np.float32(codes.scale / _FINER), unit=codes.unit)
             operation = Requantize((source,), self.between(f"{source}_wide"))
             self._wide[source] = self.add(operation, self.shape(source), fine)
         return self._wide[source]

@@ -244,8 +244,7 @@ def codes_of(
     code_range = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(code_range.scale), code_range.ends
     if quantizer.num_bits == WIDE:
-        whole = Codes.wide(scale)
-        return dataclasses.replace(whole, lowest=lowest) if lowest == 0 else whole
+        return Codes.wide(scale, 0) if lowest == 0 else Codes.wide(scale)
     fills_int8 = highest - lowest == 2 * LARGEST_INT8 + 1
     has_two_ends = quantizer.is_symmetric and lowest < 0
     if not has_two_ends or fills_int8:

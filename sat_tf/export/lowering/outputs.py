@@ -72,16 +72,13 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         ]
         raise ModelError(graph.name, problems)
     unsigned = [name for name in sources if types[name] == UNSIGNED and name not in stay]
-    wide = [n for n in unsigned if (of := ends.tensors[sources[n]].codes) and of.bits == WIDE]
-    if wide:
-        raise ModelError(
-            graph.name,
-            [
-                f"output_type={output_type!r}: received the output {name}, whose codes have 16 "
-                "bits, expected 8; use output_type='int8', which makes such codes int16."
-                for name in wide
-            ],
-        )
+    if problems := [
+        f"output_type={output_type!r}: received the output {name}, whose codes have 16 bits, "
+        "expected 8; use output_type='int8', which makes such codes int16."
+        for name in unsigned
+        if (codes_made := ends.tensors[sources[name]].codes) and codes_made.bits == WIDE
+    ]:
+        raise ModelError(graph.name, problems)
     sources |= {name: ends.shifted(sources[name]) for name in unsigned}
     outputs = [sources[name] for name in graph.outputs]
     # Operations that make float values which nothing reads are left out.

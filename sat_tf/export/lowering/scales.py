@@ -262,18 +262,13 @@ def round_biases(graph: Graph) -> Graph:
     linear = linear_operations(integer)
     _refuse(graph, {op.output: _beyond_float32(graph, op) for op in linear})
     _refuse(graph, {op.output: op.scale_problem(graph) for op in integer})
-    _refuse(graph, {op.output: _beyond_kernels(graph, op) for op in graph.operations})
+    fix = "give the layers that read it, and this one, 8 bits in BitPolicy(overrides=...)."
+    problems = {op.output: op.bits_problem(graph) for op in graph.operations}
+    _refuse(graph, {name: problem and f"{problem}; {fix}" for name, problem in problems.items()})
     rounded = _rounded(graph)
     linear = linear_operations(op for op in rounded.operations if not op.is_float(rounded))
     _refuse(rounded, {op.output: _overflow(rounded, op) for op in linear})
     return rounded
-
-
-def _beyond_kernels(graph: Graph, operation: Operation) -> str | None:
-    """Says why no kernel takes the bits of an operation's codes, with the fix; None if one does."""
-    problem = operation.bits_problem(graph)
-    fix = "give the layers that read it, and this one, 8 bits in BitPolicy(overrides=...)."
-    return problem and f"{problem}; {fix}"
 
 
 @_of_linear

@@ -186,14 +186,8 @@ class _Tracer:
         type_of_input, bits = quantizer.input_type, quantizer.num_bits
         codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)), bits)
         image = next(name for name, holder in input_nodes(self.network).items() if holder is node)
-        self.images[image] = Image(
-            image,
-            _shape(self.network[image]),
-            codes.scale,
-            codes.zero_point,
-            type=type_of_input,
-            bits=bits,
-        )
+        shape, grid = _shape(self.network[image]), (codes.scale, codes.zero_point)
+        self.images[image] = Image(image, shape, *grid, type=type_of_input, bits=bits)
         if type_of_input in CODE_TYPES:
             shift = ShiftImage((image,), call_name(node))
             return Materialized(self.builder.add(shift, _shape(node), codes))
