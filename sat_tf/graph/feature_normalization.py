@@ -44,9 +44,8 @@ def replacements_of_normalizations(
 ) -> dict[int, Replacement]:
     """The replacements of normalizations, and of linear layers that take their γ and β.
 
-    They have the identities of the calls' nodes. A normalization waits for the
-    `remaining` ones, of other calls: attention becomes linear layers first. `outputs` are those of
-    the model.
+    They have the identities of the calls' nodes. A normalization waits for the `remaining` ones, of
+    other calls: attention becomes linear layers first. `outputs` are those of the model.
     """
     replacements: dict[int, Replacement] = {}
     nodes = {id(call.node) for call in calls}

@@ -114,8 +114,10 @@ def _multipliers(work: LinearWork, scales: LinearScales) -> np.ndarray:
     return np.asarray(both.astype(np.float64) / float(output))
 
 
-def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule) -> np.ndarray:
-    return rule(sums.astype(np.int64), fixed_point.fixed_point(multipliers))
+def _products(
+    work: LinearWork, sums: np.ndarray, scales: LinearScales, rule: fixed_point.Rule
+) -> np.ndarray:
+    return rule(sums.astype(np.int64), fixed_point.fixed_point(_multipliers(work, scales)))
 
 
 # The plain C++ sources, without vectors: gemmlowp's rounding throughout. All processors have them.
@@ -127,7 +129,7 @@ REFERENCE = KernelSet(
     linear=lambda work, sums, scales: (
         fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
         if work.operator == "FULLY_CONNECTED"
-        else _products(sums, wide_multipliers(*scales), fixed_point.rounded_twice_away)
+        else _products(work, sums, scales, fixed_point.rounded_twice_away)
     ),
     summed=fixed_point.summed,
     product=lambda products, scales, output: fixed_point.rescaled(
@@ -162,9 +164,7 @@ MICRO = dataclasses.replace(
     REFERENCE,
     name="micro",
     title="TFLite Micro",
-    linear=lambda work, sums, scales: _products(
-        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
-    ),
+    linear=functools.partial(_products, rule=fixed_point.rounded_twice_away),
     # TFLite Micro alone computes the multiplier of a product in float64.
     product=lambda products, scales, output: fixed_point.rescaled(
         products, float(scales[0]) * float(scales[1]) / float(output)
@@ -207,7 +207,7 @@ def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> 
             rule = fixed_point.rounded_twice_up
         else:
             rule = matrix
-        return _products(sums, _multipliers(work, scales), rule)
+        return _products(work, sums, scales, rule)
 
     return linear
 
@@ -350,7 +350,7 @@ def _wide(*rows: KernelSet, **rules: Any) -> dict[str, KernelSet]:
         "linear": lambda work, sums, scales: (
             fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
             if work.operator == "FULLY_CONNECTED"
-            else _products(sums, wide_multipliers(*scales), fixed_point.rounded_in_int64)
+            else _products(work, sums, scales, fixed_point.rounded_in_int64)
         ),
         "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
         **rules,
@@ -361,17 +361,14 @@ def _wide(*rows: KernelSet, **rules: Any) -> dict[str, KernelSet]:
     }
 
 
-def _wide_products(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
-    return _products(sums, _multipliers(work, scales), fixed_point.rounded_in_int64)
-
-
+_WIDE_PRODUCTS = functools.partial(_products, rule=fixed_point.rounded_in_int64)
 _ON_ARMV7 = functools.partial(fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away)
 _WIDE = {
     **_wide(X86, ARM, BUILTIN_X86, BUILTIN_ARM, quantized=BUILTIN_X86.quantized, summed=_wide_sums),
     **_wide(ARM_UNFUSED, quantized=_ON_ARMV7, summed=_wide_sums),
     **_wide(REFERENCE),
-    **_wide(MICRO, linear=_wide_products, product=MICRO.product),
-    **_wide(TOSA, linear=_wide_products),
+    **_wide(MICRO, linear=_WIDE_PRODUCTS, product=MICRO.product),
+    **_wide(TOSA, linear=_WIDE_PRODUCTS),
 }
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.

@@ -237,8 +237,7 @@ class Pair(shared.Operation):
             if (grid is None) != (codes is None):
                 raise NotUnderstoodError("it combines codes and float values")
             if is_constant:
-                type_ = "FLOAT32" if grid is None else f"INT{grid.bits}"
-                values = operator.constant(index, type_)
+                values = operator.constant(index, "FLOAT32" if grid is None else f"INT{grid.bits}")
                 constants.append(Constant(values, grid))
             else:
                 names.append(operator.source(index))
