@@ -142,8 +142,7 @@ class _Unrolled:
             has_bias = len(weights) > 1
             settings = {"use_bias": has_bias, "kernel_regularizer": regularizer}
             settings |= {"bias_regularizer": layer.bias_regularizer} if has_bias else {}
-            new = new_layer("Dense", size, suffix=f"{name}_{suffix}", **settings)
-            return dataclasses.replace(new, weights=weights)
+            return new_layer("Dense", size, suffix=f"{name}_{suffix}", weights=weights, **settings)
 
         of_inputs = dense("inputs", layer.kernel_regularizer, kernel, *biases[:1])
         self.layers.put(of_inputs, self._source)

@@ -25,7 +25,6 @@ from sat_tf.graph.operations.operation import (
     Twin,
     alone_or_alike,
     is_keras,
-    layer_class,
     new_layer,
 )
 
@@ -42,12 +41,10 @@ def _dense(layer: Any, inner: int, outer: int, suffix: str = "") -> NewLayer:
     """The Dense with the weights of a product over some inputs to some outputs."""
     kernel, *bias = layer.get_weights()
     settings = {name: getattr(layer, name) for name in _OF_WEIGHTS if hasattr(layer, name)}
-
-    def make(**options: Any) -> Any:
-        return layer_class("Dense")(outer, use_bias=bool(bias), **settings, **options)
-
     weights = [kernel.reshape(inner, outer), *(array.reshape(outer) for array in bias)]
-    return NewLayer(make, suffix, weights)
+    return new_layer(
+        "Dense", outer, use_bias=bool(bias), suffix=suffix, weights=weights, **settings
+    )
 
 
 def _parts(equation: str) -> tuple[str, str] | None:

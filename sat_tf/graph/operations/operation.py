@@ -120,15 +120,16 @@ def new_layer(
     *args: Any,
     suffix: str = "",
     reads: tuple[int, ...] | None = None,
+    weights: Sequence[Any] = (),
     **settings: Any,
 ) -> NewLayer:
-    """A layer without weights."""
+    """A layer of a class, by its arguments."""
 
     def make(**options: Any) -> Any:
         factory = layer_class(layer) if isinstance(layer, str) else layer
         return factory(*args, **options | settings)
 
-    return NewLayer(make, suffix, reads=reads)
+    return NewLayer(make, suffix, weights, reads)
 
 
 class NewLayers(list[NewLayer]):
