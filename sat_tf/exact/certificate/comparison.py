@@ -17,7 +17,7 @@ from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations import linear
 from sat_tf.exact.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
-from sat_tf.exact.operations.native import FIXED_GRIDS, Lookup
+from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.tensors import Pixels, number_of, some_of
 
@@ -254,9 +254,8 @@ class TrainedCounter:
         if dequantizes or "SOFTMAX" in reader.operators:
             codes = self._graph.tensors[name].codes
             return (codes.lowest, codes.highest) if codes else (0, 0)  # float without codes
-        if isinstance(reader, Lookup):  # such as a sigmoid's, whose ends are flat
-            changes = np.flatnonzero(np.diff(reader.table)).tolist() or [0, 254]
-            low, high = changes[0] - 128, changes[-1] - 127
+        if reader.told_apart:
+            low, high = reader.told_apart
             return low if low > -128 else _BELOW_ALL, high if high < 127 else -_BELOW_ALL
         if not reader.selects:
             return None

@@ -194,6 +194,13 @@ class Lookup(Operation):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         return np.asarray(self.table.astype(np.int32)[inputs[0] + FIRST])
 
+    @property
+    def told_apart(self) -> tuple[int, int] | None:
+        changes = np.flatnonzero(
+            np.diff(self.table)
+        )  # the ends of a sigmoid, for example, are flat
+        return (int(changes[0]) - FIRST, int(changes[-1]) + 1 - FIRST) if changes.size else None
+
     def write(self, writer: Writer) -> None:
         """Adds CAST and ADD, as places in a table are int32, and GATHER."""
         name, shape = self.output, writer.graph.tensors[self.output].shape

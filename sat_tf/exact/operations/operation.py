@@ -208,6 +208,11 @@ class Operation(abc.ABC):
         """Whether its codes are selected from those of its inputs, whatever their grid is."""
         return self.moves
 
+    @property
+    def told_apart(self) -> tuple[int, int] | None:
+        """The codes of its input between which its own change, if they do not everywhere."""
+        return None
+
     def portability(self, graph: Tensors) -> Portability:
         """Returns how far processors agree with x86 on its codes, where XNNPACK runs the file."""
         if not self.is_float(graph):
