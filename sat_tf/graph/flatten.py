@@ -157,10 +157,8 @@ def flattened(model: keras.Model) -> Flattened:
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Gives a built layer the weights of another, unless it has them as settings."""
     # Keras lists frozen weights after all others; configurations may not say which are frozen.
-    layer_lists = (
-        [sublayer for sublayer in layer.submodules if isinstance(sublayer, keras.layers.Layer)]
-        for layer in (source, copy)
-    )
+    # `submodules` fails on an LSTM whose dropout has been called.
+    layer_lists = (list(layer._flatten_layers(include_self=False)) for layer in (source, copy))
     for source_layer, copied_layer in zip(*layer_lists, strict=False):  # outer ones first
         if copied_layer.trainable != source_layer.trainable:
             copied_layer.trainable = source_layer.trainable

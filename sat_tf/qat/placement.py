@@ -361,17 +361,22 @@ def _bits_of(quantizer: protocol.Quantizer) -> int | None:
 
 def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
     """Whether a file computes the output of a layer, or of those that it absorbs, in 16 bits."""
-    is_linear = roles.of[node.name] is Role.LINEAR
-    if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
-        return True
-    makers = (roles.network[roles.origin(name)] for name in node.inputs)
-    return any(
-        _bits_of(outputs[maker.name]) == WIDE_BITS
-        if maker.name in outputs
-        else _is_of_wide(roles, maker, outputs)
-        for maker in makers
-        if roles.of[maker.name] is not Role.OPAQUE
-    )
+    waiting, seen = [node], {node.name}
+    while waiting:
+        node = waiting.pop()
+        is_linear = roles.of[node.name] is Role.LINEAR
+        if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
+            return True
+        for name in node.inputs:
+            maker = roles.network[roles.origin(name)]
+            if maker.name in seen or roles.of[maker.name] is Role.OPAQUE:
+                continue
+            seen.add(maker.name)
+            if (output := outputs.get(maker.name)) is None:
+                waiting.append(maker)
+            elif _bits_of(output) == WIDE_BITS:
+                return True
+    return False
 
 
 def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:

@@ -134,7 +134,7 @@ class Learner(keras.Model):
         is_of_few = num_classes is not None and num_classes <= 5
         self._accuracy = [TopK(1)] if is_of_few else [TopK(1), TopK(5)]
         # The names are private: Keras has no public ones.
-        holders = (getattr(layer, "_random_generator", None) for layer in student.submodules)
+        holders = (getattr(layer, "_random_generator", None) for layer in student._flatten_layers())
         generators = (getattr(holder, "_generator", None) for holder in holders)
         self._generators = [g for g in generators if isinstance(g, tf.random.Generator)]
         self.built = True  # Keras' backup warns of a model that is not

@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import pytest
+import tf_keras as keras
 
 from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.graph.network import Network
@@ -260,3 +261,15 @@ def test_refused_layers_stay_float_where_the_policy_says_so():
     )
     sketch = _sketch(_place(network, BitPolicy(unsupported="float")))
     assert sketch == {"image > a": "image", "a": "w8* o", "up > b": "s4", "b": "w8* o"}
+
+
+@pytest.mark.parametrize(("bits", "of_output"), [(8, 8), (16, 16)])
+def test_each_layer_is_looked_at_once_however_many_ways_lead_to_it(bits, of_output):
+    """As in the steps of a GRU, whose states are read by several layers of the next one."""
+    tensor = image = L.Input((4, 4, 3), name="image")
+    tensor = L.Conv2D(2, 1, name="stem")(tensor)
+    for _ in range(40):
+        tensor = L.Add()([tensor, L.ReLU()(tensor)])
+    network = Network(keras.Model(image, L.Dense(2, name="head")(L.Flatten()(tensor))))
+    configs = _place(network, BitPolicy(weight_bits=8, activation_bits=bits)).configs
+    assert configs["head"].output.num_bits == of_output

@@ -72,7 +72,8 @@ class Target(Processor):
                 continue
             if fix == INTEGER_OUTPUTS and not all(t.name in ends for t in operator.outputs):
                 fix = otherwise
-            if operator.name == "QUANTIZE" and {tensor.name for tensor in operator.reads} <= inputs:
+            reads_input = {tensor.name for tensor in operator.reads} <= inputs
+            if operator.name == "QUANTIZE" and reads_input and fix != constraints.EIGHT_BITS:
                 fix = INTEGER_INPUTS
             tensor_name = operator.outputs[0].name if operator.outputs else ""
             fallbacks.append(CpuFallback(operator.name, tensor_name, reason, fix))
@@ -262,10 +263,7 @@ _INT8: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(("GREATER", "GREATER_EQUAL", "ARG_MAX", "SHAPE"), _FIRST_CODES),
 }
 
-_NOT_INT16 = constraints.of_types(
-    *("FLOAT32", "INT8", "INT32", "INT64", "BOOL"),
-    fix="give the layers that read it activation_bits=8",
-)
+_NOT_INT16 = constraints.of_types(*("FLOAT32", "INT8", "INT32", "INT64", "BOOL"), fix=QUANTIZED)
 # A file with each operator was opened in `tflite-micro`; applications register custom ones.
 _MICRO_OTHERS = (
     *("ADD", "ADD_N", "SUB", "MUL", "DIV", "FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM"),

@@ -54,6 +54,11 @@ class Draft(abc.ABC):
     tensor: str = ""  # The name of its tensor, where that exists already; otherwise "".
 
     @property
+    def rounds_parts(self) -> bool:
+        """Whether it computes with its inputs as codes of its own grid, as in training."""
+        return False
+
+    @property
     def keeps_stream(self) -> bool:
         """Whether its float stream stays one, unless a quantizer of its own follows."""
         return False
@@ -113,7 +118,9 @@ class GraphBuilder:
         if output.codes and some_float and not draft.takes_floats(output.codes):
             return self.quantized(draft, output)
         grids = map(self.codes, draft.inputs)
-        if output.codes and output.codes.bits != WIDE and any(g and g.bits == WIDE for g in grids):
+        reads_wide = any(grid and grid.bits == WIDE for grid in grids)
+        narrows = reads_wide and not draft.rounds_parts
+        if output.codes and output.codes.bits != WIDE and narrows:
             return self._narrowed(draft, output, output.codes)
         return draft.lower(self, output)
 

@@ -190,7 +190,7 @@ def _in_plain_operators(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     keeps its state from one image to the next. A LayerNormalization leaves its kernel of batches
     alone, for which a file turns the tensor around.
     """
-    modules = [module for layer in layers for module in (layer, *layer.submodules)]
+    modules = [module for layer in layers for module in layer._flatten_layers()]
     recurrent = [module for module in modules if isinstance(module, keras.layers.RNN)]
     # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it. The third

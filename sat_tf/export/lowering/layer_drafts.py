@@ -556,6 +556,11 @@ class OnOneGrid(Draft):
         self.whole, self.parts = whole, parts
         self.inputs = tuple(source for draft, _ in parts for source in draft.inputs)
 
+    @property
+    def rounds_parts(self) -> bool:
+        """See `Draft`: a mean of rounded values is another one than the rounded mean."""
+        return self.whole.operation.averages
+
     def takes_floats(self, codes: Codes) -> bool:
         """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
         return codes.unit == 1.0

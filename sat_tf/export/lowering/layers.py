@@ -57,9 +57,8 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     """
     layer, native = inner_layer(node.layer), native_of(node)
     weights = "" if native is None else native.weights
-    modules = (layer, *layer.submodules)
     if not weights and not any(
-        getattr(module, "compute_dtype", None) in _LOWER_PRECISIONS for module in modules
+        module.compute_dtype in _LOWER_PRECISIONS for module in layer._flatten_layers()
     ):
         return layer
     copy = layer_copy(layer, **_with_float32(layer.get_config()))

@@ -229,3 +229,19 @@ def test_an_input_that_a_concatenation_reads_keeps_its_range(type_, path):
     assert all(runtime.own_differing == 0 for runtime in found.runtimes.values())
     exact = model.predict(data, verbose=0)
     assert np.max(np.abs(quantized.predict(data, verbose=0) - exact)) < 0.1 * np.max(np.abs(exact))
+
+
+@pytest.mark.parametrize("layer", [L.AveragePooling2D, L.UpSampling2D])
+def test_a_mean_of_an_npu_reads_codes_of_8_bits_where_training_does(layer, path):
+    """Also behind a layer of 16 bits: a mean of rounded values is not the rounded mean."""
+    keras.utils.set_random_seed(1)
+    image = L.Input((8, 8, 3), name="image")
+    one = L.Conv2D(4, 3, activation="relu", name="wide")(image)
+    tensor = L.Multiply(name="product")([one, L.Conv2D(4, 3, name="other")(image)])
+    options = {"interpolation": "bilinear"} if layer is L.UpSampling2D else {"padding": "same"}
+    tensor = layer(2, name="mean", **options)(tensor)
+    model = keras.Model(image, L.Dense(2)(L.Flatten()(L.Conv2D(2, 1, name="reads")(tensor))))
+    wide = {name: {"activation_bits": 16} for name in ("wide", "other")}
+    policy = sat_tf.BitPolicy.mobile(8, target="ethos-u55", overrides=wide)
+    _, found = proved(calibrated(model, policy), path, file={"snap_biases": True})
+    _assert_exact(found)
