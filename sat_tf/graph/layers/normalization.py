@@ -245,5 +245,7 @@ KINDS: Kinds = {
     ),
     L.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
     L.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
-    AdaptedNormalization: LayerKind(Role.AFFINE, affine_problem),
+    AdaptedNormalization: LayerKind(
+        Role.AFFINE, affine_problem, keras3=Keras3(name="Normalization")
+    ),
 }
