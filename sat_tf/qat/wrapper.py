@@ -149,7 +149,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         if not tf.executing_eagerly() or tf.is_tensor(observes):
             return states(inputs, observes)
         # Operations one by one would take twenty times as long, step after step.
-        key = id(self.output_quantizer), id(self._bit_floor), bool(observes), in_floats
+        key = bool(observes), in_floats
         if key not in self._graphs:
             graph = functools.partial(states, observes=bool(observes))
             self._graphs[key] = tf.function(graph, autograph=False, reduce_retracing=True)
@@ -167,6 +167,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         The floor, an int64 scalar, is no weight of the layer; with 0 or None it has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
+        self._graphs.clear()  # they read the floor that was there
 
     def copy_effective_kernel(self) -> None:
         """Computes the effective kernel once, for all calls in inference until `forget_copy`.
