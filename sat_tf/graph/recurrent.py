@@ -153,7 +153,7 @@ class _Unrolled:
 
 @dataclasses.dataclass
 class _Sums:
-    """What some gates sum up in a step, in front of their function."""
+    """The sums of some gates in a step, in front of their function."""
 
     steps: _Unrolled
     name: str

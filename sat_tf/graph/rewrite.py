@@ -22,11 +22,7 @@ from sat_tf.graph.network import (
     output_names,
     refuse_wrapped,
 )
-from sat_tf.graph.operation_layers import (
-    OfSeveralTensors,
-    Scaling,
-    TensorFlowOperation,
-)
+from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.operations.operation import (
     NewLayer,
     OldCall,

@@ -196,9 +196,8 @@ class Lookup(Operation):
 
     @property
     def told_apart(self) -> tuple[int, int] | None:
-        changes = np.flatnonzero(
-            np.diff(self.table)
-        )  # the ends of a sigmoid, for example, are flat
+        # The ends of a sigmoid, for example, are flat.
+        changes = np.flatnonzero(np.diff(self.table))
         return (int(changes[0]) - FIRST, int(changes[-1]) + 1 - FIRST) if changes.size else None
 
     def write(self, writer: Writer) -> None:

@@ -111,8 +111,7 @@ class Lstm(Operation):
         grids = [grid_of(codes) for codes in (self.hidden, self.state, self.made)]
         if len(set(grids)) == 1:
             return None
-        words = [f"{scale:.6g} and {zero}" for scale, zero, _ in filter(None, grids)]
-        computed, state, output = words
+        computed, state, output = (f"{grid[0]:.6g} and {grid[1]}" for grid in grids if grid)
         return (
             f"{self.output}: codes of its hidden state have the scale and the zero point "
             f"{computed} where LiteRT computes them, {state} where the next step reads them, and "

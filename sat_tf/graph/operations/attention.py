@@ -183,7 +183,7 @@ class _Heads(NamedTuple):
     key_size: int
     value_size: int
     units: int  # The size of the output.
-    dropout: float  # Of the weights of the mean.
+    dropout: float  # The share of the weights of the mean that training drops.
 
 
 def _of_heads(tensors: list[Any], hidden: Any, heads: _Heads, dense: Sequence[Any]) -> Replacement:
