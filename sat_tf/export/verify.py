@@ -45,7 +45,7 @@ from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.qat.input_range_checks import converting_layer, range_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.qat.wrapper import kernels_kept, output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import STATISTICS
 
@@ -298,19 +298,21 @@ def verify_tflite(
         )
         file_inputs = with_states(subject.graph, content, taken)
     reference = None if float_model is None else FloatReference(float_model, subject.graph)
-    return prove(
-        subject,
-        file_inputs,
-        of_outputs,
-        input_ranges=_checked_ranges(network, subject.graph, file_inputs, reference),
-        float_model=reference,
-        certificate_path=certificate_path,
-        images_from=images_from,
-        runtimes=runtimes,
-        trained=TrainedModel(network, subject.graph),
-        has_biases_of_file=lambda: has_biases_of_file(network, settings),
-        progress=progress,
-    )
+    input_ranges = _checked_ranges(network, subject.graph, file_inputs, reference)
+    with kernels_kept(node.layer for node in network):
+        return prove(
+            subject,
+            file_inputs,
+            of_outputs,
+            input_ranges=input_ranges,
+            float_model=reference,
+            certificate_path=certificate_path,
+            images_from=images_from,
+            runtimes=runtimes,
+            trained=TrainedModel(network, subject.graph),
+            has_biases_of_file=lambda: has_biases_of_file(network, settings),
+            progress=progress,
+        )
 
 
 def _checked_ranges(

@@ -36,7 +36,13 @@ from sat_tf.qat.walk import (
     one_by_one,
     walk,
 )
-from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer, rounds_to_input
+from sat_tf.qat.wrapper import (
+    QuantizedLayer,
+    clipping_quantizer,
+    kernels_kept,
+    output_quantizer,
+    rounds_to_input,
+)
 from sat_tf.quantizers.best_levels import best_observed_range, best_range_of_logits
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
@@ -176,9 +182,7 @@ def calibrate(
         warn_of_certainty(network, Batches(images)[0], policy)
         advance = stack.enter_context(image_bar("calibrating", total, shown=progress))
         _forget_ranges(network)
-        for node in network:
-            if isinstance(node.layer, QuantizedLayer):
-                stack.enter_context(node.layer.one_kernel())
+        stack.enter_context(kernels_kept(node.layer for node in network))
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
         _observe_best(network, inputs, batches)

@@ -5,7 +5,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -312,6 +312,16 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
 # The functions that Keras traces once and then keeps.
 _EVALUATING = ("test_function", "predict_function")
 _TRACED_INSIDE = "_sat_tf_traced_with_constant_weights"
+
+
+@contextlib.contextmanager
+def kernels_kept(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Lets all calls of quantized layers in inference share effective kernels computed on entry."""
+    with contextlib.ExitStack() as kernels:
+        for layer in layers:
+            if isinstance(layer, QuantizedLayer):
+                kernels.enter_context(layer.one_kernel())
+        yield
 
 
 @contextlib.contextmanager

@@ -83,7 +83,10 @@ def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -
         raise ValueError("received an empty kernel, expected at least one weight.")
     views = taps(values, kernel.shape[:2], window, fill=0)
     pairs = zip(views, kernel.reshape(-1, kernel.shape[-1]), strict=True)
-    products = (np.repeat(view, multiplier, axis=-1) * tap for view, tap in pairs)
+    products = (
+        (view if multiplier == 1 else np.repeat(view, multiplier, axis=-1)) * tap
+        for view, tap in pairs
+    )
     return functools.reduce(lambda total, product: np.add(total, product, out=total), products)
 
 
