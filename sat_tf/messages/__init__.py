@@ -153,16 +153,13 @@ REMOVED = {
         "biases of its file"
         for measure in ("top1", "top5", "agreement")
     },
-    **{
-        f"sat_tf.{room}": f"import sat_tf.training.{room}"
-        for room in ("data", "models", "reproduction")
-    },
+    **{f"sat_tf.{room}": f"import sat_tf.training.{room}" for room in ("data", "models")},
+    "sat_tf.reproduction": "import benchmarks.paper.reproduction in a clone of the repository",
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases or sat_tf.export.simulate",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it",
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
     "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
-    "others": "leave it out: methods that sat-tf can run are rows of configs/paper/methods.yaml",
     **{
         f"training.{name}": "leave it out: every epoch is saved as it ends, and replaces the one "
         "before"

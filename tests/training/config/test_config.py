@@ -141,8 +141,7 @@ def test_recipes_can_be_cut_down_to_those_of_some_stages():
     assert recipes.in_stages(["float", "quantized"]) == recipes
 
 
-# Files in configs/paper are no configurations but rows made of them.
-CONFIGS = sorted(path for path in SHIPPED.glob("*/*.yaml") if path.parent.name != "paper")
+CONFIGS = sorted(SHIPPED.glob("*/*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

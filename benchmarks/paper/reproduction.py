@@ -37,6 +37,8 @@ from sat_tf.training.config_sections import Section
 from sat_tf.training.run_folder import RunFolder, RunState
 from sat_tf.yaml_text import load_yaml
 
+_ROWS = pathlib.Path(__file__).parent / "rows"
+
 
 class Printed(Section):
     """The printed values of a row; None if nothing is printed."""
@@ -60,16 +62,16 @@ class Row(Section):
 
 @worded
 class Experiment(Section):
-    """One file of configs/paper."""
+    """One file of benchmarks/paper/rows."""
 
     source: str  # the place in the paper, such as Table 1
     caption: str  # the contents of the table or figure
-    data: str = "imagenet2012"  # the name of a file in configs/paper/data: the default of its rows
+    data: str = "imagenet2012"  # the name of a file in rows/data: the default of its rows
     rows: dict[str, Row]
 
 
 class Data(Section):
-    """One file of configs/paper/data: images that every row can be trained on.
+    """One file of benchmarks/paper/rows/data: images that every row can be trained on.
 
     Its changes to a recipe come before those of a row.
     """
@@ -111,7 +113,7 @@ def entries() -> Mapping[str, Entry]:
         return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
 
     rows: dict[str, Entry] = {}
-    for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=place):
+    for path in sorted(_ROWS.glob("*.yaml"), key=place):
         experiment = Experiment(**load_yaml(read_text(path)))
         facts = experiment.model_dump(include={"source", "caption", "data"})
         for name, row in experiment.rows.items():
@@ -123,7 +125,7 @@ def entries() -> Mapping[str, Entry]:
 @functools.cache
 def data_sets() -> Mapping[str, Data]:
     """All data sets that rows can be trained on, by their names."""
-    files = sorted((SHIPPED / "paper" / "data").glob("*.yaml"))
+    files = sorted((_ROWS / "data").glob("*.yaml"))
     return {path.stem: Data.model_validate(load_yaml(read_text(path))) for path in files}
 
 
@@ -137,7 +139,7 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         selected.update((name, by_name[name]) for name in matching)
         if not matching:
             hint = did_you_mean(pattern, by_name, is_listed=True)
-            hint = hint or "`sat-tf paper list` shows all rows."
+            hint = hint or "`python -m benchmarks.paper list` shows all rows."
             problems.append(f"{pattern!r}: no such row. {hint}")
     return list(selected.values()), problems
 
@@ -332,7 +334,7 @@ def plan(
             )
     if problems:
         # Most problems of changes are the same for every row.
-        raise RunError(ProblemsError("sat-tf paper", dict.fromkeys(problems)))
+        raise RunError(ProblemsError("rows of the paper", dict.fromkeys(problems)))
     return jobs
 
 

@@ -7,15 +7,15 @@ import sys
 import pytest
 from rich.console import Console
 
+from benchmarks.paper import reproduction as paper
 from sat_tf import output_folder
 from sat_tf.messages import RunError
-from sat_tf.training import reproduction as paper
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.data import DATA_SETS
 from sat_tf.training.loop import runner
 from sat_tf.training.run_folder import RunFolder
-from tests.training.reproduction.fake import FakeRunner
+from tests.benchmarks.paper.fake import FakeRunner
 
 # -- configurations --------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
 def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
     code = (
         "import sys\n"
-        "from sat_tf.training.reproduction import entries, resolve\n"
+        "from benchmarks.paper.reproduction import entries, resolve\n"
         "print(resolve(entries()['glyphs/4bits/pact']).name, 'tensorflow' in sys.modules)"
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120)
