@@ -22,6 +22,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 
+import benchmarks.drawn_glyphs  # noqa: F401 -- a data set of rows
 from sat_tf import output_folder
 from sat_tf.files import read_text, written_whole
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of

@@ -25,6 +25,11 @@ def test_a_typo_prints_the_usage_of_its_command(command):
     assert said.startswith(f"usage: sat-tf {command} ")
 
 
+def test_a_data_set_that_is_in_the_repository_alone_is_named_with_its_place():
+    said = told_without_tensorflow("train", "--set", "data.name=glyphs", status=2)
+    assert "data.name='glyphs' is gone; clone the repository, which draws it" in said
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
     """A folder with files of the names that words below have; what is in them is not read."""
