@@ -158,8 +158,8 @@ REMOVED = {
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases or sat_tf.export.simulate",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it",
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",
-    "name=glyphs": "clone the repository, which draws it, and run python -m benchmarks.drawn_glyphs "
-    "there in place of sat-tf train",
+    "name=glyphs": "clone the repository, which draws it, and run python -m "
+    "benchmarks.drawn_glyphs there in place of sat-tf train",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
     "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
     **{

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from markupsafe import Markup, escape
 
 from sat_tf.files import check_writable, write_text, written_whole
@@ -95,12 +94,12 @@ def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
 # -- charts of a page ---------------------------------------------------------------------------
 
 
-def figure(title: str, draw: Callable[[Any], object], *, wide: bool = False) -> Markup:
+def figure(title: str, draw: Callable[[Any], object]) -> Markup:
     """Returns a chart for a page: a title, and what `draw` draws on axes of matplotlib."""
     content = io.StringIO()
     # Text stays text, which takes a tenth of the bytes of its outlines.
     with styled(**{"svg.fonttype": "none"}):
-        picture, axes = canvas(size=(12.0, 3.6) if wide else (6.4, 3.8))
+        picture, axes = canvas(size=(6.4, 3.8))
         draw(axes)
         if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend()
@@ -112,41 +111,6 @@ def figure(title: str, draw: Callable[[Any], object], *, wide: bool = False) -> 
         '<figure><figcaption>{0}</figcaption>\n<img alt="{0}" src="data:image/svg+xml;base64,{1}">'
         "</figure>"
     ).format(title, data)
-
-
-def dot_chart(
-    title: str,
-    x_label: str,
-    y_label: str,
-    dots: Mapping[str, Sequence[float | None]],
-    *,
-    wanted: tuple[float, float] | None = None,
-    share: bool = False,
-) -> Markup:
-    """A chart with a number for each layer, in graph order; "" if there is nothing to draw.
-
-    None leaves a place empty; `wanted` is the good range. Y is logarithmic unless it is a share.
-    """
-    drawn = {label: np.array(values, float) for label, values in dots.items()}
-    drawn = {
-        label: values
-        for label, values in drawn.items()
-        if (np.isfinite(values) & (share | (values > 0.0))).any()
-    }
-    if not drawn:
-        return Markup("")
-
-    def draw(axes: Any) -> None:
-        axes.set(xlabel=x_label, ylabel=y_label)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set(**{"ylim": (0.0, 1.0)} if share else {"yscale": "log"})
-        if wanted is not None:
-            axes.axhspan(*wanted, color=GREEN, alpha=0.13)
-        for style, (label, values) in zip(SERIES, drawn.items(), strict=False):
-            places = range(1, len(values) + 1)
-            axes.plot(places, values, **{**style, "linestyle": ""}, label=label)
-
-    return figure(title, draw, wide=True)
 
 
 _BARS_HEIGHT, _BARS_WIDTH = 24, 128

@@ -8,13 +8,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from markupsafe import Markup
-
 from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
-from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.messages.charts import BIT_COLORS, Mark, write_overlay
-from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table, render
+from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
 
 
@@ -153,6 +150,7 @@ class Plan(RowTable):
 
     COLUMNS = _COLUMNS
     _width = 160
+    _page = "planning/plan_page.html"
 
     model: str  # Its name.
     policy: BitPolicy  # The policy that it is quantized by.
@@ -270,13 +268,6 @@ class Plan(RowTable):
             # The statements say how much runs on an NPU, or what a CPU refuses, and why.
             notes += self.target.statements(self.cpu_fallback, self.file_operators)
         return notes
-
-    def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with the table: one file of HTML, with nothing to load."""
-        policy = {name: str(value) for name, value in self.policy.to_dict().items()}
-        shown = Markup(self._repr_html_())
-        template = "planning/plan_page.html"
-        write_text(path, render(template, model=self.model, shown=shown, policy=policy))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
         """Writes bits, ranges and bytes of each tensor of the file, for Model Explorer to show."""
