@@ -149,8 +149,8 @@ def add_arguments(parser: Parser) -> None:
         choices=list(RUNTIMES),
         action="append",
         help="what to compare beside xnnpack; can be given several times; micro needs "
-        "tflite-micro, and tosa Arm's tools in the folder that SAT_TF_TOSA names; those of Arm are "
-        "simulated; default: builtin, reference, arm_xnnpack and arm_xnnpack_unfused",
+        "tflite-micro, and those of Arm are simulated; default: builtin, reference, arm_xnnpack "
+        "and arm_xnnpack_unfused",
     )
     parser.advanced.add_argument(
         "--float_model",
