@@ -33,7 +33,6 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
         "sat_tf.training.data.source(NAME).held_out_sample(N) gives",
     ),
     "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
-    "diagram": ("--out FILE.json",),
     "epochs": ("--set stages.quantized.epochs=N",),
     "image_size": ("--set data.options.image_size=N",),
     "images": ("--data",),

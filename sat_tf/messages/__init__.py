@@ -124,8 +124,7 @@ REMOVED = {
         ("Allocation.curve", "Allocation.write_picture"),
         "use sat_tf.allocate once for each value of the budget",
     ),
-    "Plan.write_diagram": "open the .tflite file in Netron, or in Model Explorer with the overlay "
-    "that --out FILE.json, in Python write_overlay(path), writes",
+    "Plan.write_diagram": "open the .tflite file in Netron or Model Explorer",
     "Plan.elsewhere": "use cpu_fallback",
     "Plan.unknown": "use the rows whose multiply_adds are None",
     **{

@@ -1,17 +1,16 @@
-"""Pictures of matplotlib in one style, histograms in tables, and overlays of Model Explorer."""
+"""Pictures of matplotlib in one style, and histograms in tables."""
 
 import base64
 import contextlib
 import io
-import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from sat_tf.files import check_writable, write_text, written_whole
+from sat_tf.files import check_writable, written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -139,38 +138,3 @@ def histogram(counts: Sequence[int], caption: str) -> Markup:
         f'<path d="M0 {_BARS_HEIGHT - 0.5}h{_BARS_WIDTH}" stroke="currentColor" opacity=".4"/>'
         f'<path d="{"".join(bars)}" fill="currentColor"/></svg>'
     )
-
-
-# -- overlays of Model Explorer, LiteRT's viewer, which calls them node data ----------------------
-
-# Their keys are names of tensors: the viewer finds the node that makes each of them, whichever of
-# its adapters has read the file.
-GOOD, BAD = "#b7e1cd", "#f4a79d"
-# viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
-_VIRIDIS = "#fde725 #a0da39 #5ec962 #1fa187 #277f8e #365c8d #46327e #440154"
-BIT_COLORS = dict(enumerate(_VIRIDIS.split(), start=1))
-
-
-class Mark(NamedTuple):
-    """The entry of an overlay for a tensor."""
-
-    value: str | float  # Words, or a number, to show.
-    color: str = ""  # The node's colour, in CSS; "" where numbers are coloured by their size.
-
-
-def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
-    """Writes an overlay of marks, by the names of tensors; the title names their meaning."""
-    if not marks:
-        raise ValueError(
-            f"{os.fspath(path)}: received an overlay for a model that has no file, expected one "
-            "that can be exported; solve the problems that sat_tf.explain(model, policy) lists."
-        )
-    results = {
-        name: {"value": mark.value, **({"bgColor": mark.color} if mark.color else {})}
-        for name, mark in marks.items()
-    }
-    overlay: dict[str, Any] = {"name": title, "results": results}
-    if any(not mark.color for mark in marks.values()):
-        ends = ((0, "#ffffff"), (1, "#d0021b"))
-        overlay["gradient"] = [{"stop": stop, "bgColor": color} for stop, color in ends]
-    write_text(path, json.dumps(overlay, indent=1, ensure_ascii=False) + "\n")

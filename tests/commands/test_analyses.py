@@ -1,7 +1,6 @@
 """`sat-tf allocate`, `sensitivity` and `audit`."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -50,21 +49,15 @@ def test_an_npu_has_milliseconds(files, tmp_path, sat, monkeypatch):
 
 @pytest.mark.essential
 def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, sat):
-    table, picture, overlay = (tmp_path / f"layers.{kind}" for kind in ("csv", "svg", "json"))
+    table, picture = (tmp_path / f"layers.{kind}" for kind in ("csv", "svg"))
     words = f"{files}/float.keras --images {files}/images.npy --num_images 64 --input_range 0,255"
     words += f" --bits 3 --policy first_last_weight_bits=3 --out {table} --out {picture}"
-    said = sat(f"sensitivity {words} --average_bits 5 --out {overlay}")
+    said = sat(f"sensitivity {words} --average_bits 5")
     assert "ranked by distance" in said
     assert "Suggested, for BitPolicy(overrides=...): {" in said
     lost = {row["name"]: float(row["distance"]) for row in rows_of(table)}
     assert " ".join(lost) == "stem depthwise pointwise pointwise_bn pool classifier"
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
-    marks = json.loads(overlay.read_text(encoding="utf-8"))["results"]
-    values = {name: mark["value"] for name, mark in marks.items()}
-    # A kernel and the stream that its operator makes share a tensor, which has the larger loss.
-    shared = max(lost["pointwise"], lost["pointwise_bn"])
-    assert values["pointwise_bn"] == pytest.approx(shared, rel=1e-5)
-    assert max(values.values()) == pytest.approx(max(lost.values()), rel=1e-5)
 
 
 @pytest.mark.thorough
