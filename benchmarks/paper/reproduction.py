@@ -12,7 +12,7 @@ import pathlib
 import re
 import statistics
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import rich.box
@@ -34,7 +34,7 @@ from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
-from sat_tf.training.config_sections import Section
+from sat_tf.training.config_sections import RecipesConfig, Section
 from sat_tf.training.run_folder import RunFolder, RunState
 from sat_tf.yaml_text import load_yaml
 
@@ -239,11 +239,24 @@ def float_part(config: Config) -> Config:
                 "stages": config.stages.model_copy(update={"quantized": None}),
                 "calibration": calibration,
                 "export": ExportConfig(),
-                "recipes": config.recipes.in_stages(["float"]),
+                "recipes": in_stages(config.recipes, ["float"]),
                 "training": config.training.model_copy(update={"float_model": None}),
             }
         )
     )
+
+
+def in_stages(recipes: RecipesConfig, kept: Collection[str]) -> RecipesConfig:
+    """The same recipes restricted to some stages; those that then act in none are off."""
+    changed: dict[str, Any] = {}
+    for name, recipe in recipes:
+        # A recipe without a key `stages` concerns bits, and acts in the quantized stage.
+        stages = getattr(recipe, "stages", ["quantized"])
+        active = [stage for stage in stages if stage in kept]
+        if recipe is None or active == list(stages):
+            continue
+        changed[name] = recipe.model_copy(update={"stages": active}) if active else None
+    return recipes.model_copy(update=changed)
 
 
 def digest(config: Config) -> str:
