@@ -140,20 +140,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2130,
-    "commands": 3620,
+    "analysis": 2108,
+    "commands": 3325,
     "core": 2577,
-    "exact": 13359,
+    "exact": 13186,
     "export": 4875,
     "graph": 6213,
     "keras3": 2558,
     "loading": 860,
-    "messages": 1310,
-    "planning": 1612,
+    "messages": 1241,
+    "planning": 1553,
     "qat": 8143,
     "quantizers": 4091,
     "report": 740,
-    "training": 8285,
+    "training": 7243,
     ".": 1420,  # the modules beside the rooms, together
 }
 
