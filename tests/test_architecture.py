@@ -143,17 +143,17 @@ MOST_LINES = {
     "analysis": 2108,
     "commands": 3325,
     "core": 2577,
-    "exact": 13186,
+    "exact": 13189,
     "export": 4875,
     "graph": 6213,
     "keras3": 2558,
     "loading": 860,
-    "messages": 1241,
+    "messages": 1242,
     "planning": 1553,
     "qat": 8143,
     "quantizers": 4091,
     "report": 740,
-    "training": 7243,
+    "training": 7226,
     ".": 1420,  # the modules beside the rooms, together
 }
 

@@ -409,7 +409,7 @@ def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[st
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome(run_folder.Row):
+class Outcome(run_folder.TableRow):
     """The outcome of one run of a row."""
 
     row: str  # Name of the row.
