@@ -24,10 +24,9 @@ from sat_tf.messages.terminal import make_console
 from sat_tf.training.config import config_text
 from sat_tf.training.run_folder import RunFolder
 
-DESCRIPTION = (
-    "Lists the rows of the paper's tables and figures with the printed values, and runs them, on "
-    "ImageNet or on other data. `python -m benchmarks.paper ACTION --help` explains an action."
-)
+DESCRIPTION = """\
+Lists the rows of the paper's tables and figures with the printed values, and runs them, on ImageNet
+or on other data. `python -m benchmarks.paper ACTION --help` explains an action."""
 EXAMPLES = """\
 examples, each after `python -m benchmarks.paper`:
   list 'table1/*'
