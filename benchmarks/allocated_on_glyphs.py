@@ -28,6 +28,7 @@ import rich.console
 import tf_keras as keras
 from absl import app, flags
 from calibrated_loss import CalibratedLoss
+from drawn_glyphs import load_glyphs
 from hessian import hessian_costs
 from rows import as_table, read_csv, write_csv
 
@@ -39,7 +40,6 @@ from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report.results import Results
-from sat_tf.training import data
 from sat_tf.training.config import Config
 from sat_tf.training.loop import runner
 from sat_tf.training.run_folder import RunFolder
@@ -220,7 +220,7 @@ def main(argv: list[str]) -> None:
     if unknown := [way for way in _WAYS.value if way not in _ALL_WAYS]:
         raise app.UsageError(f"--ways: received {unknown}, expected {', '.join(_ALL_WAYS)}.")
     console = rich.console.Console()
-    pixels = data.load("glyphs", num_classes=_CLASSES.value)
+    pixels = load_glyphs(num_classes=_CLASSES.value)
     table = "allocated_weights" if _WEIGHTS_ONLY.value else "allocated"
     output = _OUTPUT.value or f"benchmarks/results/{table}.csv"
     rows = read_csv(output)

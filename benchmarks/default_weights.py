@@ -28,11 +28,11 @@ import peer_task
 import pretrained_tasks
 import rich.console
 from absl import app, flags
+from drawn_glyphs import load_glyphs
 from rates import at_best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
-from sat_tf.training.data.glyphs import load_glyphs
 
 _STEPS = 400
 _TEMPERATURE = 4.0

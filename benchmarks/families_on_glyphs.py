@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import drawn_glyphs  # noqa: F401 -- the data set, which configurations name
 import numpy as np
 import rich.console
 import tf_keras as keras

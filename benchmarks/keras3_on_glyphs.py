@@ -63,11 +63,10 @@ def _float_path(seed: str) -> pathlib.Path:
 
 def _one(backend: str, bits: str, seed: str) -> None:
     import keras
-
-    from sat_tf.training import data
+    from drawn_glyphs import load_glyphs
 
     keras.utils.set_random_seed(int(seed))
-    glyphs = data.load_glyphs(num_classes=_CLASSES.value)
+    glyphs = load_glyphs(num_classes=_CLASSES.value)
     if backend == "float":
         _train_float(keras, glyphs, seed)
         return

@@ -20,11 +20,11 @@ import numpy as np
 import tf_keras as keras
 from absl import app
 from ai_edge_litert.interpreter import Interpreter
+from drawn_glyphs import load_glyphs
 from turns import seconds_by_turns
 
 import sat_tf
 from sat_tf.graph.operation_layers import RMSNormalization
-from sat_tf.training.data.glyphs import load_glyphs
 
 L = keras.layers
 _WIDTHS, _SEEDS = (16, 64, 256, 768), (0, 1)

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Iterable
 
+import drawn_glyphs  # noqa: F401 -- the data set of the configuration
 import peer_task
 import rich.console
 import tf_keras as keras
@@ -14,7 +15,7 @@ from sat_tf.training.config import read_config
 from sat_tf.training.loop import runner
 from sat_tf.training.run_folder import RunFolder
 
-CONFIG = "configs/glyphs/mobilenet_v2_small_w4a4.yaml"
+CONFIG = pathlib.Path(__file__).with_name("glyphs_w4a4.yaml")
 
 
 def run(

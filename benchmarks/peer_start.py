@@ -9,10 +9,10 @@ import numpy as np
 import peer_task
 import rich.console
 import tf_keras as keras
+from drawn_glyphs import load_glyphs
 
 from sat_tf.files import written_whole
 from sat_tf.training import models
-from sat_tf.training.data import glyphs
 
 FLOAT_STEPS = 1000
 
@@ -58,7 +58,7 @@ def write_data(path: pathlib.Path) -> None:
     """Draws the images, if the file is not there."""
     if path.is_file():
         return
-    images = glyphs.load_glyphs(progress=True)
+    images = load_glyphs(progress=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ("train_images", "train_labels", "test_images", "test_labels")
     with written_whole(path) as temporary, temporary.open("wb") as file:

@@ -88,7 +88,7 @@ def digits(count: int) -> Arrays:
 
 def glyphs(count: int, classes: int = 30) -> Arrays:
     """Printed characters in several typefaces."""
-    from sat_tf.training.data.glyphs import load_glyphs
+    from drawn_glyphs import load_glyphs
 
     found = load_glyphs(num_classes=classes)
     pictures = np.concatenate([found.train_images, found.test_images])

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pretrained_tasks
 import tf_keras
+from drawn_glyphs import load_glyphs
 from pretrained_tasks import Arrays, Task
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
-from sat_tf.training.data.glyphs import load_glyphs
 
 FOLDER = "runs/reconstruction"
 _VERIFIED_IMAGES = 64

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pretrained_tasks
-
-from sat_tf.training.data.glyphs import load_glyphs
+from drawn_glyphs import load_glyphs
 
 _WIDTH, _HEADS, _BLOCKS = 64, 4, 6
 _PATCH = 8

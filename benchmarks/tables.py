@@ -73,8 +73,8 @@ def _ratio(row: Row, column: str) -> str:
 
 
 def _paper_table(*patterns: str) -> str:
-    """Rows of the paper's tables beside what was measured, as `sat-tf paper table` prints them."""
-    from sat_tf.training.reproduction import (
+    """Rows of the paper's tables beside what was measured, by `benchmarks.paper table`."""
+    from benchmarks.paper.reproduction import (
         find,  # here because it is slow to load
         markdown,
         read_outcomes,

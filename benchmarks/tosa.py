@@ -7,6 +7,9 @@ rule differs from XNNPACK, on the inputs that the operator has there. It needs t
 `docs/guides/runtimes.md` installs.
 
     SAT_TF_TOSA=tosa/bin PYTHONPATH=. python benchmarks/tosa.py
+    SAT_TF_TOSA=tosa/bin PYTHONPATH=. python benchmarks/tosa.py --file=model.tflite
+
+The second compares one file, of any tool, operator by operator.
 """
 
 import collections
@@ -17,20 +20,32 @@ import rich.console
 from absl import app, flags
 from rich.progress import track
 from rows import as_table, write_csv
+from tosa_runtime import TOSA, known_to_comparisons, version
 
 import sat_tf
-from sat_tf.exact.litert.runtime import TOSA
-from sat_tf.exact.operator_comparison import KernelCount, compare_operators
+from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.operator_comparison import KernelCount, compare_operators, read_any_file
 from tests.export import zoo
 
 _IMAGES = flags.DEFINE_integer("images", 4, "images of noise for each network", lower_bound=1)
 _NETWORKS = flags.DEFINE_list("networks", None, "names of networks; all by default")
+_FILE = flags.DEFINE_string("file", None, "a file to compare, in place of the networks")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/tosa.csv", "where to write")
 
 
 def main(_: list[str]) -> None:
     """Writes the table, and prints it with the files that the tools refuse."""
     console = rich.console.Console()
+    console.print(f"TOSA converter {version()}")
+    if _FILE.value:
+        file = read_any_file(_FILE.value)
+        images = [random_images(image.shape, _IMAGES.value, 0) for image in file.graph.images]
+        with known_to_comparisons():
+            one = compare_operators(
+                file, images[0] if len(images) == 1 else images, runtimes=[TOSA]
+            )
+        one.print_to(console)
+        return
     counts = collections.defaultdict[str, KernelCount](KernelCount)
     refused: dict[str, str] = {}
     names = _NETWORKS.value or list(zoo.ZOO)
@@ -40,7 +55,8 @@ def main(_: list[str]) -> None:
             try:
                 sat_tf.export_tflite(model, path, target="int8")
                 images = zoo.images_for(model, _IMAGES.value)
-                comparison = compare_operators(path, images, runtimes=[TOSA], progress=False)
+                with known_to_comparisons():
+                    comparison = compare_operators(path, images, runtimes=[TOSA], progress=False)
             except ValueError as error:
                 refused[name] = str(error).splitlines()[0]
                 continue

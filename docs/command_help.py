@@ -3,16 +3,14 @@
 A hook of MkDocs (`hooks` in `mkdocs.yml`).
 """
 
-import argparse
 import os
-import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from sat_tf.commands.main import COMMANDS, command_parser
 
 _MARK = "<!-- the help of every command -->"
-_GUIDES = pathlib.Path(__file__).parent / "guides"
+# The pages of commands that have no page of their name.
+_GUIDES = {"evaluate": "export"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -32,14 +30,5 @@ def _sections() -> str:
 
 
 def _section(name: str) -> str:
-    guide = f"guides/{name}.md" if (_GUIDES / f"{name}.md").exists() else "paper/experiments.md"
-    blocks = "\n\n".join(f"```\n{text}```" for text in _helps(command_parser(name)))
-    return f"## {name}\n\n[Guide](../{guide})\n\n{blocks}"
-
-
-def _helps(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The help of a command, and of each of its actions where it has some."""
-    yield parser.format_help()
-    for action in parser._actions:  # argparse has no public way to them
-        if isinstance(action, argparse._SubParsersAction):
-            yield from (each.format_help() for each in action.choices.values())
+    guide = f"[Guide](../guides/{_GUIDES.get(name, name)}.md)"
+    return f"## {name}\n\n{guide}\n\n```\n{command_parser(name).format_help()}```"

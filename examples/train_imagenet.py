@@ -1,8 +1,8 @@
 """Trains, evaluates or exports a low-bit image model from a YAML configuration.
 
 Without flags it trains on scikit-learn's handwritten digits, which takes minutes and downloads
-nothing. What else it can train on stands under `data.name` in the configurations: digits, glyphs,
-folder, tfds (ImageNet by default) and tfrecords. A run that was stopped goes on.
+nothing. What else it can train on stands under `data.name` in the configurations: digits, folder,
+tfds (ImageNet by default) and tfrecords. A run that was stopped goes on.
 
     python examples/train_imagenet.py
     python examples/train_imagenet.py --config=configs/digits/mobilenet_v2_w2a2.yaml --seed=1

@@ -9,6 +9,7 @@ nothing to download.
 """
 
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from absl import app, flags
 
 import sat_tf
 from sat_tf.exact.evaluate import evaluate_tflite
-from sat_tf.training import data
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # the repository, which has the pictures
+from benchmarks.drawn_glyphs import load_glyphs
 
 _WEIGHT_BITS = flags.DEFINE_integer("weight_bits", 4, "Of weights.", 2, 8)
 _ACTIVATION_BITS = flags.DEFINE_integer("activation_bits", 4, "Of activations.", 2, 8)
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> None:
     folder = pathlib.Path(_OUTPUT.value)
     folder.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(_SEED)
-    glyphs = data.load_glyphs(num_classes=_CLASSES, train_per_class=128, test_per_class=40)
+    glyphs = load_glyphs(num_classes=_CLASSES, train_per_class=128, test_per_class=40)
     # They are in the order of their classes.
     order = np.random.default_rng(_SEED).permutation(len(glyphs.train_images))
     train = glyphs.train_images[order], glyphs.train_labels[order]

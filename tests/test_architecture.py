@@ -76,7 +76,6 @@ MAY_IMPORT_WITHIN = {
             "recipes": "data config config_sections run_folder trained_models distribution learner",
             "loop": "data models audit config run_folder trained_models distribution learner "
             "recipes",
-            "reproduction": "config config_sections run_folder loop",
         }
     ),
     "exact": _words(
@@ -141,20 +140,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2130,
-    "commands": 3620,
+    "analysis": 2108,
+    "commands": 3325,
     "core": 2577,
-    "exact": 13359,
+    "exact": 13189,
     "export": 4875,
     "graph": 6213,
     "keras3": 2558,
     "loading": 860,
-    "messages": 1310,
-    "planning": 1612,
+    "messages": 1242,
+    "planning": 1553,
     "qat": 8143,
     "quantizers": 4091,
     "report": 740,
-    "training": 8285,
+    "training": 7226,
     ".": 1420,  # the modules beside the rooms, together
 }
 
@@ -265,7 +264,7 @@ def test_a_method_needs_what_the_author_of_a_quantizer_is_told_and_no_more():
 
 
 # What users quantize with needs none of the pipeline that trains the paper's networks.
-COMMANDS_OF_TRAINING = {f"commands/{name}.py" for name in ("train", "paper", "audit")}
+COMMANDS_OF_TRAINING = {f"commands/{name}.py" for name in ("train", "audit")}
 # And two public names: `sat_tf.audit` and `sat_tf.callbacks.TrainingRules`.
 NAMES_OF_TRAINING = {
     "__init__.py": {"sat_tf.training.audit.audit", "sat_tf.training.audit.audit.audit"},
@@ -276,7 +275,7 @@ NAMES_OF_TRAINING = {
 }
 
 
-def test_nothing_but_three_commands_and_two_public_names_needs_training():
+def test_nothing_but_two_commands_and_two_public_names_needs_training():
     def needs_training(name, tree):
         if _part(name) == "training" or name in COMMANDS_OF_TRAINING:
             return set()

@@ -1,1 +1,1 @@
-"""The paper's figures that need no ImageNet, and its ablation in miniature."""
+"""The paper's rows, its figures that need no ImageNet, and its ablation in miniature."""

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from sat_tf.training.reproduction import Outcome
+from benchmarks.paper.reproduction import Outcome
 
 # Top-1 in percent, by row and seed.
 Top1 = Mapping[str, Mapping[int, float]]

@@ -9,12 +9,13 @@ import tf_keras as keras
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure as Picture
 
+from benchmarks.drawn_glyphs import load_glyphs
 from benchmarks.paper.figure import Comparison, Figure, depths, plain_ticks
 from benchmarks.paper.variances import SAMPLES, clamping_ratio, gaussian
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
 from sat_tf.messages import charts
-from sat_tf.training import data, models
+from sat_tf.training import models
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSet
@@ -195,7 +196,7 @@ def kappa_training(seed: int) -> pd.DataFrame:
     Args:
         seed: of weights and order of images.
     """
-    images = data.load_glyphs(train_per_class=8, test_per_class=1)
+    images = load_glyphs(train_per_class=8, test_per_class=1)
     small: dict[str, Any] = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
     model = models.resnet18(
         images.image_size, images.num_classes, width_multiplier=0.25, seed=seed, **small

@@ -1,8 +1,9 @@
 """Trains the paper's ablation on a thousand printed characters, and judges its claims one by one.
 
-Rows of configs/paper are run one after the other, and miniature.md with curves.png is written after
-each; the same command resumes what was stopped. Exit status 1: an ordering that is checked (in
-bold) does not show, or LiteRT and a model differ. docs/paper/miniature.md has the results.
+Rows of benchmarks/paper/rows are run one after the other, and miniature.md with curves.png is
+written after each; the same command resumes what was stopped. Exit status 1: an ordering that is
+checked (in bold) does not show, or LiteRT and a model differ. docs/paper/miniature.md has the
+results.
 
     python -m benchmarks.paper.miniature               # 6 minutes: 2 bits, one seed
     python -m benchmarks.paper.miniature --full        # an hour: all groups, three seeds
@@ -21,13 +22,13 @@ import rich.console
 from absl import app, flags
 from matplotlib.figure import Figure as Picture
 
+from benchmarks.paper import reproduction as paper_run
 from benchmarks.paper.claims import CHAPTERS, CLAIMS, OF_PAPER, Claim, Top1, Verdict, by_row, judge
+from benchmarks.paper.reproduction import Job, Outcome, plan, read_outcomes
 from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.files import written_whole
 from sat_tf.messages import ProblemsError, RunError, charts
-from sat_tf.training import reproduction as paper_run
 from sat_tf.training import run_folder
-from sat_tf.training.reproduction import Job, Outcome, plan, read_outcomes
 from sat_tf.training.run_folder import EpochMetrics, RunFolder
 
 _FULL = flags.DEFINE_bool("full", False, "all groups of trainings, with seeds 0, 1 and 2")

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.arguments import is_number
 from sat_tf.messages import charts
-from sat_tf.messages.charts import Mark, write_overlay
 from sat_tf.messages.tables import Column, RowTable, Table
-from sat_tf.planning.plan import Plan
 from sat_tf.qat.policy import BitPolicy
 
 if TYPE_CHECKING:
@@ -353,25 +351,6 @@ class Sensitivity(RowTable):
     def write_picture(self, path: str | os.PathLike[str]) -> None:
         """Draws the loss of each layer, to a file that ends in .png or .svg."""
         charts.write(lambda: _draw(self), path)
-
-    def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
-        """Writes the loss of each layer, for Model Explorer to show on the file.
-
-        The more a layer loses by the metric that layers are ranked by, the redder are its nodes.
-
-        Args:
-            path: the name of a .json file.
-            plan: the model's `sat_tf.explain(model, policy)`, which knows the tensors of layers.
-        """
-        metric = METRICS[self.metric]
-        factor, unit = metric.unit
-        lost: dict[str, float] = {}
-        for layer in self.layers:
-            value = factor * (metric.of(layer.damage) or 0.0)
-            for tensor in plan.tensors(layer.name):  # a kernel and a stream may share one
-                lost[tensor] = max(value, lost.get(tensor, value))
-        marks = {tensor: Mark(value) for tensor, value in lost.items()}
-        write_overlay(path, f"{metric.short} {unit}".strip(), marks)
 
 
 def _bits(layer: LayerSensitivity) -> str:

@@ -63,7 +63,7 @@ def add_arguments(parser: Parser) -> None:
         "it audits a model as it is; sat-tf quantize has this option, and the quantized.keras that "
         "it writes can be audited",
     )
-    add_outputs(parser, html="a page with pictures", csv="the full table")
+    add_outputs(parser, html="a page of the tables", csv="the full table")
     parser.advanced.add_argument(
         "--strict", action="store_true", help="exit with status 1 if a rule is broken"
     )

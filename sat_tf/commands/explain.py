@@ -53,12 +53,7 @@ def add_arguments(parser: Parser) -> None:
     add_pictures(parser, "; by them the input range is found")
     add_quantization(parser, target="the policy's, or litert")
     add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
-    add_outputs(
-        parser,
-        html="a page",
-        csv="the full table",
-        json="an overlay of the file for Model Explorer",
-    )
+    add_outputs(parser, html="a page", csv="the full table")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -111,5 +106,5 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             )
             if guessed:
                 say(console, note, style="yellow")
-        write_outputs(arguments, html=plan.write_page, csv=plan.write_csv, json=plan.write_overlay)
+        write_outputs(arguments, html=plan.write_page, csv=plan.write_csv)
     return not plan.problems

@@ -1,11 +1,9 @@
 """The images that commands run on: those of a folder or an .npy file, or random ones."""
 
 import argparse
-import csv
 import dataclasses
 import os
 import pathlib
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,6 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.exact.tflite.metadata import Metadata
 from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.tflite.tensors import Image
-from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
 from sat_tf.messages.validation import Positive, option
 from sat_tf.pictures import (
@@ -159,8 +156,7 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
         metavar="FILE",
         type=nonempty,
         help="the class numbers of images in .npy, from 0 on and in their order: an .npy file of "
-        "integers (n,), a .txt with one on each line, or a .csv with a column `label`, or with "
-        "labels in the last one",
+        "integers (n,)",
     )
 
 
@@ -168,12 +164,11 @@ def expect_pictures(path: str | None, labels: str | None) -> None:
     """Refuses images in no folder or .npy file, and labels except in a file for an .npy file."""
     is_array = path is not None and not os.path.isdir(path)
     if labels is not None and not (
-        is_array and pathlib.Path(labels).suffix.lower() in _ENDINGS and os.path.isfile(labels)
+        is_array and pathlib.Path(labels).suffix.lower() == ".npy" and os.path.isfile(labels)
     ):
         raise RunError(
-            f"--labels: {labels}: expected a file of class numbers whose name ends in "
-            f"{', '.join(_ENDINGS)}, with --images in an .npy file; pictures in folders of classes "
-            "have their labels by these."
+            f"--labels: {labels}: expected an .npy file of class numbers, with --images in an .npy "
+            "file; pictures in folders of classes have their labels by these."
         )
     if path is not None and is_array:
         try:
@@ -212,15 +207,23 @@ def say_notes(notes: Iterable[str], console: Console) -> None:
 
 # -- labels of an .npy file, whose images are in no folders of classes --------------------------
 
-_MOST_BYTES = 2**28
-_ENDINGS = (".npy", ".txt", ".csv")
-_HEADS = ("label", "labels", "class")
-_NUMBER = re.compile(r"-?\d{1,18}")
-
 
 def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
     """The labels of images, int32 (n,)."""
-    labels = _integers_of(path)
+    try:
+        labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
+        labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
+    # NumPy parses the header as Python, and raises any error of the parser.
+    except Exception as error:
+        raise RunError(
+            f"--labels: {path}: received a file that np.save has not written, expected integers "
+            "(n,); write them with np.save."
+        ) from error
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise RunError(
+            f"--labels: {path}: received {labels.dtype} {labels.shape}, expected integers (n,); "
+            "save np.argmax(scores, axis=-1), or labels.astype(int)."
+        )
     problems = []
     if len(labels) != count:
         problems.append(
@@ -238,55 +241,6 @@ def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
     if problems:
         raise RunError(f"--labels: {path}: {'; '.join(problems)}.")
     return labels.astype(np.int32)
-
-
-def _integers_of(path: str) -> np.ndarray:
-    """The integers of an array, or in the lines of a file, or in a column of a table."""
-    if path.lower().endswith(".npy"):
-        try:
-            labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
-            labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
-        # NumPy parses the header as Python, and raises any error of the parser.
-        except Exception as error:
-            raise RunError(
-                f"--labels: {path}: received a file that np.save has not written, expected "
-                "integers (n,); write them with np.save."
-            ) from error
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise RunError(
-                f"--labels: {path}: received {labels.dtype} {labels.shape}, expected integers "
-                "(n,); save np.argmax(scores, axis=-1), or labels.astype(int)."
-            )
-        return labels
-    try:
-        lines = read_text(pathlib.Path(path), _MOST_BYTES).strip().splitlines()
-        is_table = path.lower().endswith(".csv")
-        rows = list(csv.reader(lines)) if is_table else [[line] for line in lines]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RunError(
-            f"--labels: {path}: cannot be read ({error}), expected text with class numbers."
-        ) from error
-    column, first_line = -1, 1
-    if rows and is_table and not _NUMBER.fullmatch(_cell(rows[0], -1)):
-        heads = [head.strip().lower() for head in rows.pop(0)]
-        column = next((place for place, head in enumerate(heads) if head in _HEADS), -1)
-        first_line = 2
-    cells = [_cell(row, column) for row in rows]
-    wrong = [
-        f"{cell!r} in line {line}"
-        for line, cell in enumerate(cells, first_line)
-        if not _NUMBER.fullmatch(cell)
-    ]
-    if wrong:
-        raise RunError(
-            f"--labels: {path}: received {first_ones(wrong)}, expected a class number, an integer "
-            "from 0 on; names of classes are told by their folders."
-        )
-    return np.array([int(cell) for cell in cells], np.int64)
-
-
-def _cell(row: list[str], column: int) -> str:
-    return row[column].strip() if -len(row) <= column < len(row) else ""
 
 
 # -- images for a float model -------------------------------------------------------------------

@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import logging
+import pathlib
 import shutil
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sat_tf.commands.parser import SHELLS, Parser, completion
+from sat_tf.commands.parser import Parser
 from sat_tf.files import temporary_folder
 from sat_tf.interruption import ending_of, interrupt_lost_in
 from sat_tf.messages import (
@@ -48,9 +49,10 @@ _OF_RESEARCH = {
     "audit": "say whether a model can be trained well, layer by layer",
     "sensitivity": "show which layers of a float model lose most when quantized",
     "allocate": "choose the bits of each layer: the least loss within a budget",
-    "paper": "list and run the experiments of the paper",
 }
 COMMANDS = {**_FIRST, **_OF_RESEARCH}
+# Commands that are scripts of the repository now. In a clone they work for one more minor release.
+_MOVED = {"paper": "benchmarks.paper"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,12 +83,6 @@ def _run(words: Sequence[str]) -> bool | None:
         description += f"\n{title}:\n{lines}\n"
     top = Parser(prog="sat-tf", usage="sat-tf COMMAND ...", description=description)
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
-    top.add_argument(
-        "--completion",
-        choices=SHELLS,
-        help="print the script that lets a shell complete these words: `source <(sat-tf "
-        "--completion bash)`",
-    )
     # Messages name files: text after a line break would be a message of its own. A setting
     # may be a whole file: --set "policy=$(cat policy.yaml)".
     for before, word in zip(["", *words], words, strict=False):
@@ -97,11 +93,10 @@ def _run(words: Sequence[str]) -> bool | None:
             )
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None:
-        if shell := top.parse_args(words).completion:
-            parsers = {name: (about, command_parser(name)) for name, about in COMMANDS.items()}
-            print(completion(shell, top, parsers), end="")
-            return None
+        top.parse_args(words)
         top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
+    if name in _MOVED:
+        return _run_moved(name, words[1:])
     if name not in COMMANDS:
         top.error(f"{name!r} is no command. {did_you_mean(name, COMMANDS)}")
     parser = command_parser(name)
@@ -119,6 +114,21 @@ def _run(words: Sequence[str]) -> bool | None:
             outcome: bool | None = parsed.command(parsed, console)
         finally:
             tempfile.tempdir = former
+    return outcome
+
+
+def _run_moved(name: str, words: Sequence[str]) -> bool | None:
+    """Runs a command that is a script now, where the package is part of a clone that has it."""
+    clone, script = pathlib.Path(__file__).parents[2], f"{_MOVED[name]}.__main__"
+    if not clone.joinpath(*script.split(".")).with_suffix(".py").is_file():
+        raise RunError(
+            f"sat-tf {name}: received a command that is a script of the repository now, expected "
+            f"one of {', '.join(COMMANDS)}; clone the repository, and run python -m {_MOVED[name]} "
+            "there."
+        )
+    _show_warning(f"sat-tf {name} will be removed; run python -m {_MOVED[name]}, in a clone")
+    sys.path.insert(0, str(clone))
+    outcome: bool | None = importlib.import_module(script).main(words)
     return outcome
 
 

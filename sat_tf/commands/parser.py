@@ -1,13 +1,12 @@
-"""The parser of a command, whose errors name the option that was meant, and its completion."""
+"""The parser of a command, whose errors name the option that was meant."""
 
 import argparse
 import functools
 import itertools
 import re
-import shlex
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sat_tf.messages import REMOVED, nearest, shown
@@ -34,7 +33,6 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
         "sat_tf.training.data.source(NAME).held_out_sample(N) gives",
     ),
     "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
-    "diagram": ("--out FILE.json",),
     "epochs": ("--set stages.quantized.epochs=N",),
     "image_size": ("--set data.options.image_size=N",),
     "images": ("--data",),
@@ -87,12 +85,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses words, after refusing all unknown options; argparse takes none as a value."""
         words = sys.argv[1:] if args is None else args
-        # A parser of actions leaves options to the parsers of its actions.
-        if self._subparsers is None:
-            ends = [word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)]
-            options = dict.fromkeys(w for w in ends if _OPTION.match(w) and " " not in w)
-            if unknown := [name for name in options if name not in self._option_string_actions]:
-                self.error(" ".join(map(self._refusal, unknown)))
+        ends = [word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)]
+        options = dict.fromkeys(w for w in ends if _OPTION.match(w) and " " not in w)
+        if unknown := [name for name in options if name not in self._option_string_actions]:
+            self.error(" ".join(map(self._refusal, unknown)))
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -132,98 +128,3 @@ class Parser(argparse.ArgumentParser):
             return f"--policy {word}=VALUE"
         meant = nearest(word, by_name)
         return meant and by_name[meant]
-
-
-# -- scripts that let a shell complete the words of `sat-tf` ------------------------------------
-
-SHELLS = ("bash", "zsh", "fish")
-
-
-def _words(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The options and words of a command, and of its actions where it has some."""
-    for word in parser._actions:  # argparse has no public list of them
-        yield word
-        if isinstance(word, argparse._SubParsersAction):
-            for inner in word.choices.values():
-                yield from _words(inner)
-
-
-def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser]]) -> str:
-    """The completion script for a shell."""
-    words = {name: list(_words(parser)) for name, (_, parser) in commands.items()}
-    if shell == "fish":
-        top_level = "complete -c sat-tf -n __fish_use_subcommand"
-        lines = ["# Completes the words of sat-tf:  sat-tf --completion fish | source"]
-        for name, (about, _) in commands.items():
-            lines.append(f"{top_level} -f -a {name} -d {shlex.quote(about)}")
-        lines += [f"{top_level} {_of_fish(word)}" for word in _words(top)]
-        for name, command_words in words.items():
-            seen = f"complete -c sat-tf -n '__fish_seen_subcommand_from {name}'"
-            lines += [f"{seen} {_of_fish(word)}" for word in command_words]
-        return "\n".join(lines) + "\n"
-    cases = []
-    for command, command_words in words.items():
-        options, free = list[str](), list[str]()
-        for word in command_words:
-            values = list(map(str, word.choices or ()))
-            for name in word.option_strings if values else ():
-                cases.append(f"*:{command}:{name}) words={_quoted(values)};;")
-            options += word.option_strings
-            free += [] if word.option_strings else values
-        cases.append(
-            f"*:{command}:*) if [[ $cur == -* ]]; then words={_quoted(options)}; "
-            f"else words={_quoted(free)}; files=1; fi;;"
-        )
-    names = [*commands, *(name for word in _words(top) for name in word.option_strings)]
-    script = _BASH.format(
-        first=_quoted(names),
-        shells=" ".join(SHELLS),
-        cases="\n".join(f"        {case}" for case in cases),
-    )
-    return _ZSH + script if shell == "zsh" else script
-
-
-_ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
-
-_BASH = """\
-# Completes the words of sat-tf:  source <(sat-tf --completion bash)
-_sat_tf() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words= files=
-    # Bash takes --option=value for three words.
-    if [[ $cur == "=" ]]; then
-        cur=
-    elif [[ $prev == "=" && $COMP_CWORD -gt 2 ]]; then
-        prev=${{COMP_WORDS[COMP_CWORD-2]}}
-    fi
-    case "$COMP_CWORD:${{COMP_WORDS[1]}}:$prev" in
-        1:*) words={first};;
-        *:--completion:*) words='{shells}';;
-{cases}
-    esac
-    local IFS=$'\\n'
-    COMPREPLY=()
-    if [[ $words ]]; then
-        COMPREPLY=($(IFS=' '; compgen -W "$words" -- "$cur"))
-    fi
-    if [[ $files ]]; then
-        COMPREPLY+=($(compgen -f -- "$cur"))
-        compopt -o filenames 2>/dev/null
-    fi
-    return 0
-}}
-complete -F _sat_tf sat-tf
-"""
-
-
-def _quoted(words: Iterable[object]) -> str:
-    return shlex.quote(" ".join(map(str, words)))
-
-
-def _of_fish(word: argparse.Action) -> str:
-    """The options of fish's `complete` for one word."""
-    names = word.option_strings
-    flags = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in names]
-    if word.choices:
-        flags.append(f"{'-x ' if names else ''}-a {_quoted(word.choices)}")
-    about = (word.help or "").replace("%%", "%").partition(";")[0]
-    return " ".join([*flags, f"-d {shlex.quote(about)}"])

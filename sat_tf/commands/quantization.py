@@ -46,7 +46,7 @@ _BACKUPS = "training_backup"  # a folder: an interrupted training, which no star
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantization:
+class QuantizationRun:
     """The quantization of a float model: its policy, its pictures, and the folder for its files."""
 
     model: keras.Model

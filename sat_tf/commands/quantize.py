@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
-    from sat_tf.commands.quantization import Quantization
+    from sat_tf.commands.quantization import QuantizationRun
     from sat_tf.qat.reconstruction.fit import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             images, model, policy, console, to_train=bool(epochs), labels=arguments.labels
         )
         policy = with_input_range(policy, model, str(path), pictures.held_out.sample, console)
-        certificate, results = Quantization(
+        certificate, results = QuantizationRun(
             model=model,
             policy=policy,
             pictures=pictures,

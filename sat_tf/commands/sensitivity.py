@@ -53,13 +53,7 @@ def add_arguments(parser: Parser) -> None:
         type=option(_Drop),
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
-    add_outputs(
-        parser,
-        csv="the full table",
-        svg="a chart",
-        png="a chart",
-        json="an overlay of the file for Model Explorer",
-    )
+    add_outputs(parser, csv="the full table", svg="a chart", png="a chart")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -70,7 +64,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     policy = usual_policy(arguments)
     with analysed_model(arguments, "sensitivity") as model:
         from sat_tf.analysis.sensitivity import sensitivity
-        from sat_tf.planning.explain import explain
 
         dataset, policy = images_as_fed(model, arguments.model, options, policy, console)
         sensitivities = sensitivity(
@@ -82,7 +75,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             csv=sensitivities.write_csv,
             svg=sensitivities.write_picture,
             png=sensitivities.write_picture,
-            json=lambda path: sensitivities.write_overlay(path, explain(model, policy)),
         )
         if arguments.average_bits is not None or arguments.max_drop is not None:
             overrides = sensitivities.suggest(

@@ -79,7 +79,6 @@ def choose_files(
     return path, None, None
 
 
-OVERLAY = "overlay.json"
 _RUNTIMES = (*USUAL_RUNTIMES, "reference")
 
 DESCRIPTION = (
@@ -122,9 +121,9 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         metavar="DIR",
         type=nonempty,
-        help="where the certificate goes, and overlay.json, which shows it in Model Explorer; "
-        "default: the certificate alone, beside the TFLite file, nowhere with --certificate; of "
-        "another tool's file, where operators.csv and operators.html go; default: nowhere",
+        help="where the certificate goes; default: beside the TFLite file, nowhere with "
+        "--certificate; of another tool's file, where operators.csv and operators.html go; "
+        "default: nowhere",
     )
     add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     parser.add_argument(
@@ -149,8 +148,8 @@ def add_arguments(parser: Parser) -> None:
         choices=list(RUNTIMES),
         action="append",
         help="what to compare beside xnnpack; can be given several times; micro needs "
-        "tflite-micro, and tosa Arm's tools in the folder that SAT_TF_TOSA names; those of Arm are "
-        "simulated; default: builtin, reference, arm_xnnpack and arm_xnnpack_unfused",
+        "tflite-micro, and those of Arm are simulated; default: builtin, reference, arm_xnnpack "
+        "and arm_xnnpack_unfused",
     )
     parser.advanced.add_argument(
         "--float_model",
@@ -277,8 +276,6 @@ class _Comparison:
                 write_both(dataclasses.replace(certificate, cpu_fallback=cpu_fallback), path)
             print_certificate(certificate, str(tflite), console)
             say(console, f"Certificate: {path.with_suffix('.html')}")
-            if out is not None:
-                certificate.write_overlay(folder / OVERLAY)
             if self.arguments.kit is not None:
                 self._write_kit()
             return conclude(tflite, certificate.verdict, console)
@@ -300,7 +297,6 @@ class _Comparison:
         if out is not None:
             with OutputFolder(pathlib.Path(out)).opened() as folder:
                 write_both(outcome.certificate, folder / CERTIFICATE)
-                outcome.certificate.write_overlay(folder / OVERLAY)
         if outcome.differences:
             return conclude(certificate, Marked("it does not hold", "bad"), console)
         say(

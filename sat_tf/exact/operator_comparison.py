@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from rich.console import Console
 
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
 from sat_tf.exact.certificate.proof import read_tflite
@@ -23,8 +22,7 @@ from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.contents import StoredOperator, read_contents
 from sat_tf.exact.tflite.tensors import Image, Pixels, number_of, some_of
-from sat_tf.files import write_text
-from sat_tf.messages import ProblemsError, first_ones, say, tables
+from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.messages.progress_bar import image_bar
 from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table, digits
 
@@ -113,6 +111,7 @@ class OperatorComparison(RowTable):
         *("beside_xnnpack_compared", "beside_xnnpack_differing", "beside_xnnpack_largest"),
     )
     _width: ClassVar[int] = 140
+    _page: ClassVar[str] = "exact/operators.html"
 
     @property
     def simulated(self) -> list[ComparedOperator]:
@@ -221,19 +220,6 @@ class OperatorComparison(RowTable):
             *map(column_of, self.runtimes),
         ]
         return {"Operators": Table(columns=columns, rows=self.operators)}
-
-    def print_to(self, console: Console) -> None:
-        """Prints where runtimes differ: the operators, and what was not compared."""
-        say(console, tables.marked_text(self._headline()))
-        self.print_tables(console)
-        for note in self._notes():
-            say(console, tables.marked_text(note))
-
-    def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes the comparison as one HTML page; the file appears whole, or not at all."""
-        table = self._tables()["Operators"].to_html("Operators")
-        facts = {"file": self.file, "headline": self._headline(), "notes": self._notes()}
-        write_text(path, tables.render("exact/operators.html", table=table, **facts))
 
 
 # The types by which operators on codes are recognized.

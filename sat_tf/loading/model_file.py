@@ -54,7 +54,7 @@ class ModelFile:
         return major.isdigit() and int(major) >= 3
 
 
-class Part(NamedTuple):
+class Entry(NamedTuple):
     """An object that a configuration names: a model, layer, operation, function or value."""
 
     name: str  # The name of the layer that is or contains it; "" above all layers.
@@ -197,7 +197,7 @@ def is_keras3_file(path: str | os.PathLike[str]) -> bool:
     return file is not None and file.is_keras3
 
 
-def parts(config: Any) -> Iterator[Part]:
+def parts(config: Any) -> Iterator[Entry]:
     """Yields every object that a configuration names, at any depth, in the order of the file."""
     waiting = [(config, "", 0)]
     while waiting:
@@ -216,7 +216,7 @@ def parts(config: Any) -> Iterator[Part]:
                         f"received {name or class_name} with registered_name={registered!r}, "
                         "expected text or nothing"
                     )
-                yield Part(
+                yield Entry(
                     name, str(class_name), str(value.get("module") or ""), registered, settings
                 )
             values = value.values()

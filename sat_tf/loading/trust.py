@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sat_tf.loading.model_file import Part, parts
+from sat_tf.loading.model_file import Entry, parts
 
 SWITCH = (
     "if you trust whoever made it, load it with --trust_model (in Python safe_mode=False; in a "
@@ -76,7 +76,7 @@ def check(config: Mapping[str, Any], keras: types.ModuleType) -> None:
         )
 
 
-def _problem(entry: Part, keras: types.ModuleType, keras_names: frozenset[str]) -> str | None:
+def _problem(entry: Entry, keras: types.ModuleType, keras_names: frozenset[str]) -> str | None:
     """Says what is wrong with any of the ways in which Keras may read a part.
 
     Without a module, and in SavedModels, it looks for the class name; otherwise for the registered
@@ -108,13 +108,13 @@ def _problem(entry: Part, keras: types.ModuleType, keras_names: frozenset[str]) 
     return None
 
 
-def _is_operation(entry: Part, keras: types.ModuleType) -> bool:
+def _is_operation(entry: Entry, keras: types.ModuleType) -> bool:
     """Whether a part is an operation of Keras 3, which has no public name; imports nothing."""
     named = getattr(sys.modules.get(entry.module), entry.class_name, None)
     return isinstance(named, type) and issubclass(named, getattr(keras, "Operation", ()))
 
 
-def _function_problem(entry: Part, keras: types.ModuleType) -> str | None:
+def _function_problem(entry: Entry, keras: types.ModuleType) -> str | None:
     name = entry.config
     if isinstance(name, str):
         resolved = _registered(name, keras)
@@ -132,21 +132,21 @@ def _function_problem(entry: Part, keras: types.ModuleType) -> str | None:
     return f"the function {name!r}{also}{where}"
 
 
-def _operation_problem(entry: Part) -> str | None:
+def _operation_problem(entry: Entry) -> str | None:
     name = entry.config.get("function") if isinstance(entry.config, Mapping) else None
     if computes_on_tensors(name):
         return None
     return f"TensorFlow's function {name!r}, which may do more than compute on tensors"
 
 
-def _vocabulary_problem(part: Part) -> str | None:
+def _vocabulary_problem(part: Entry) -> str | None:
     """Says which file a layer would read its vocabulary from."""
     words = part.config.get("vocabulary") if isinstance(part.config, Mapping) else None
     return f"a vocabulary in the file {words!r}" if isinstance(words, str) else None
 
 
 # Classes of Keras that read more from a file than numbers.
-_SPECIAL: dict[str, Callable[[Part], str | None]] = {
+_SPECIAL: dict[str, Callable[[Entry], str | None]] = {
     "Lambda": lambda entry: "a Lambda layer, whose Python code is in the file",
     "__lambda__": lambda entry: "a Python lambda, whose code is in the file",
     **dict.fromkeys(PROGRAMS, lambda entry: f"{entry.class_name}, which holds a program"),

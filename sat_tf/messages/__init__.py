@@ -124,8 +124,7 @@ REMOVED = {
         ("Allocation.curve", "Allocation.write_picture"),
         "use sat_tf.allocate once for each value of the budget",
     ),
-    "Plan.write_diagram": "open the .tflite file in Netron, or in Model Explorer with the overlay "
-    "that --out FILE.json, in Python write_overlay(path), writes",
+    "Plan.write_diagram": "open the .tflite file in Netron or Model Explorer",
     "Plan.elsewhere": "use cpu_fallback",
     "Plan.unknown": "use the rows whose multiply_adds are None",
     **{
@@ -138,7 +137,6 @@ REMOVED = {
         )
     },
     "Certificate.parting": "use output_mismatches, or trained_notes, which has the sentences",
-    "Certificate.few_images": "use has_few_images, or verdict, which has the sentence",
     **{
         f"Certificate.{name}": "use statements, which has the sentence"
         for name in ("of_float", "measured_on", "beyond_proof", "left_to_the_cpu")
@@ -153,16 +151,17 @@ REMOVED = {
         "biases of its file"
         for measure in ("top1", "top5", "agreement")
     },
-    **{
-        f"sat_tf.{room}": f"import sat_tf.training.{room}"
-        for room in ("data", "models", "reproduction")
-    },
+    **{f"sat_tf.{room}": f"import sat_tf.training.{room}" for room in ("data", "models")},
+    "sat_tf.reproduction": "import benchmarks.paper.reproduction in a clone of the repository",
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases or sat_tf.export.simulate",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it",
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",
+    "name=glyphs": "clone the repository, which draws it, and run python -m "
+    "benchmarks.drawn_glyphs there in place of sat-tf train",
+    "distribution=tpu": "runs were never tried on TPUs: use another distribution, or train by fit "
+    "under your own TPUStrategy",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
     "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
-    "others": "leave it out: methods that sat-tf can run are rows of configs/paper/methods.yaml",
     **{
         f"training.{name}": "leave it out: every epoch is saved as it ends, and replaces the one "
         "before"

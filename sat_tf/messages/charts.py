@@ -1,18 +1,16 @@
-"""Pictures of matplotlib in one style, histograms in tables, and overlays of Model Explorer."""
+"""Pictures of matplotlib in one style, and histograms in tables."""
 
 import base64
 import contextlib
 import io
-import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from markupsafe import Markup, escape
 
-from sat_tf.files import check_writable, write_text, written_whole
+from sat_tf.files import check_writable, written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -95,12 +93,12 @@ def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
 # -- charts of a page ---------------------------------------------------------------------------
 
 
-def figure(title: str, draw: Callable[[Any], object], *, wide: bool = False) -> Markup:
+def figure(title: str, draw: Callable[[Any], object]) -> Markup:
     """Returns a chart for a page: a title, and what `draw` draws on axes of matplotlib."""
     content = io.StringIO()
     # Text stays text, which takes a tenth of the bytes of its outlines.
     with styled(**{"svg.fonttype": "none"}):
-        picture, axes = canvas(size=(12.0, 3.6) if wide else (6.4, 3.8))
+        picture, axes = canvas(size=(6.4, 3.8))
         draw(axes)
         if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend()
@@ -112,41 +110,6 @@ def figure(title: str, draw: Callable[[Any], object], *, wide: bool = False) -> 
         '<figure><figcaption>{0}</figcaption>\n<img alt="{0}" src="data:image/svg+xml;base64,{1}">'
         "</figure>"
     ).format(title, data)
-
-
-def dot_chart(
-    title: str,
-    x_label: str,
-    y_label: str,
-    dots: Mapping[str, Sequence[float | None]],
-    *,
-    wanted: tuple[float, float] | None = None,
-    share: bool = False,
-) -> Markup:
-    """A chart with a number for each layer, in graph order; "" if there is nothing to draw.
-
-    None leaves a place empty; `wanted` is the good range. Y is logarithmic unless it is a share.
-    """
-    drawn = {label: np.array(values, float) for label, values in dots.items()}
-    drawn = {
-        label: values
-        for label, values in drawn.items()
-        if (np.isfinite(values) & (share | (values > 0.0))).any()
-    }
-    if not drawn:
-        return Markup("")
-
-    def draw(axes: Any) -> None:
-        axes.set(xlabel=x_label, ylabel=y_label)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set(**{"ylim": (0.0, 1.0)} if share else {"yscale": "log"})
-        if wanted is not None:
-            axes.axhspan(*wanted, color=GREEN, alpha=0.13)
-        for style, (label, values) in zip(SERIES, drawn.items(), strict=False):
-            places = range(1, len(values) + 1)
-            axes.plot(places, values, **{**style, "linestyle": ""}, label=label)
-
-    return figure(title, draw, wide=True)
 
 
 _BARS_HEIGHT, _BARS_WIDTH = 24, 128
@@ -175,38 +138,3 @@ def histogram(counts: Sequence[int], caption: str) -> Markup:
         f'<path d="M0 {_BARS_HEIGHT - 0.5}h{_BARS_WIDTH}" stroke="currentColor" opacity=".4"/>'
         f'<path d="{"".join(bars)}" fill="currentColor"/></svg>'
     )
-
-
-# -- overlays of Model Explorer, LiteRT's viewer, which calls them node data ----------------------
-
-# Their keys are names of tensors: the viewer finds the node that makes each of them, whichever of
-# its adapters has read the file.
-GOOD, BAD = "#b7e1cd", "#f4a79d"
-# viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
-_VIRIDIS = "#fde725 #a0da39 #5ec962 #1fa187 #277f8e #365c8d #46327e #440154"
-BIT_COLORS = dict(enumerate(_VIRIDIS.split(), start=1))
-
-
-class Mark(NamedTuple):
-    """The entry of an overlay for a tensor."""
-
-    value: str | float  # Words, or a number, to show.
-    color: str = ""  # The node's colour, in CSS; "" where numbers are coloured by their size.
-
-
-def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
-    """Writes an overlay of marks, by the names of tensors; the title names their meaning."""
-    if not marks:
-        raise ValueError(
-            f"{os.fspath(path)}: received an overlay for a model that has no file, expected one "
-            "that can be exported; solve the problems that sat_tf.explain(model, policy) lists."
-        )
-    results = {
-        name: {"value": mark.value, **({"bgColor": mark.color} if mark.color else {})}
-        for name, mark in marks.items()
-    }
-    overlay: dict[str, Any] = {"name": title, "results": results}
-    if any(not mark.color for mark in marks.values()):
-        ends = ((0, "#ffffff"), (1, "#d0021b"))
-        overlay["gradient"] = [{"stop": stop, "bgColor": color} for stop, color in ends]
-    write_text(path, json.dumps(overlay, indent=1, ensure_ascii=False) + "\n")

@@ -275,6 +275,7 @@ class RowTable(Displayed):
     COLUMNS: ClassVar[tuple[str, ...]]  # The keys of the rows, in order.
     # The default width of `table`, in letters: as wide as needed.
     _width: ClassVar[int] = 120
+    _page: ClassVar[str]  # The template of its page, where it has one.
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
@@ -314,6 +315,10 @@ class RowTable(Displayed):
             ) from error
 
         return pandas.DataFrame(self.to_rows(), columns=list(self.COLUMNS))
+
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Writes the finding, the tables and the sentences as one file of HTML, without scripts."""
+        write_text(path, render(self._page, result=self, shown=Markup(self._repr_html_())))
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes the rows: None is left empty, and floats have six digits."""

@@ -178,7 +178,6 @@ class Deployed:
     # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()  # Its own operations.
-    tensor: str = ""  # The file's tensor for its output, made by these operations.
     export_reason: str = ""  # Why it is not integer.
 
     def fields(self) -> dict[str, Any]:
@@ -223,8 +222,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     layers: dict[str, Deployed] = {}
     float_layer_bytes: Mapping[str, int] = {}
     if graph is not None:
-        in_file = names_in_file(graph, settings)
-        reading = _Reading(graph, view, names, in_file)
+        reading = _Reading(graph, view, names)
         layers = {names[node.name]: reading.deployed(node) for node in view}
         for node in preview:
             if node.name not in view:
@@ -249,10 +247,8 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
 class _Reading:
     """Finds the operations of each layer in a graph."""
 
-    def __init__(
-        self, graph: Graph, network: Network, names: Mapping[str, str], in_file: Mapping[str, str]
-    ) -> None:
-        self.graph, self.network, self.names, self.in_file = graph, network, names, in_file
+    def __init__(self, graph: Graph, network: Network, names: Mapping[str, str]) -> None:
+        self.graph, self.network, self.names = graph, network, names
         self.tensors = {names[name]: tensor for name, tensor in graph.layer_outputs.items()}
         makers: dict[str, str] = {}
         for layer, tensor in self.tensors.items():
@@ -280,11 +276,7 @@ class _Reading:
         if operations:
             left_float = "left float; it needs builtin TFLite operators"
             reason = left_float if float_layers(operations) else ""
-            outputs = [operation.output for operation in operations]
-            layer_tensor = self.tensors.get(name)
-            tensor = layer_tensor if layer_tensor in outputs else outputs[-1]
-            tensor = self.in_file.get(tensor, tensor)
-            return Deployed(self._way(operations, name), (), operations, tensor, reason)
+            return Deployed(self._way(operations, name), (), operations, reason)
         if node.name in self.graph.layer_outputs:
             return Deployed(Export.NOTHING, export_reason="it does not change the codes")
         into = self._fused_into(node)

@@ -4,17 +4,12 @@ import collections
 import dataclasses
 import enum
 import operator
-import os
 from collections.abc import Iterable
 from typing import Any
 
-from markupsafe import Markup
-
 from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
-from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones
-from sat_tf.messages.charts import BIT_COLORS, Mark, write_overlay
-from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table, render
+from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
 
 
@@ -92,7 +87,6 @@ class LayerPlan:
     # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()  # Its operators in the file.
-    tensor: str = ""  # The file's tensor for its output, made by its operators; "" without one.
     export_reason: str = ""  # Why it is not in the file as integers.
     # Bits of the codes that a linear layer reads; None if they are float.
     reading_bits: int | None = None
@@ -153,6 +147,7 @@ class Plan(RowTable):
 
     COLUMNS = _COLUMNS
     _width = 160
+    _page = "planning/plan_page.html"
 
     model: str  # Its name.
     policy: BitPolicy  # The policy that it is quantized by.
@@ -270,50 +265,6 @@ class Plan(RowTable):
             # The statements say how much runs on an NPU, or what a CPU refuses, and why.
             notes += self.target.statements(self.cpu_fallback, self.file_operators)
         return notes
-
-    def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with the table: one file of HTML, with nothing to load."""
-        policy = {name: str(value) for name, value in self.policy.to_dict().items()}
-        shown = Markup(self._repr_html_())
-        template = "planning/plan_page.html"
-        write_text(path, render(template, model=self.model, shown=shown, policy=policy))
-
-    def write_overlay(self, path: str | os.PathLike[str]) -> None:
-        """Writes bits, ranges and bytes of each tensor of the file, for Model Explorer to show."""
-        rows_of: dict[str, list[LayerPlan]] = {}
-        for row in self.rows:
-            for tensor in self.tensors(row.name):
-                rows_of.setdefault(tensor, []).append(row)
-        marks = {tensor: _mark(rows) for tensor, rows in rows_of.items()}
-        write_overlay(path, "plan: bits and bytes", marks)
-
-    def tensors(self, name: str) -> tuple[str, ...]:
-        """Returns the tensors of the file that hold a layer: its own, or what it is fused into."""
-        row = self[name]
-        names = [row.tensor] if row.tensor else [self[layer].tensor for layer in row.fused_into]
-        return tuple(dict.fromkeys(filter(None, names)))
-
-
-_NO_BITS = "#dddddd"  # the colour of a node without codes of its own
-
-
-def _mark(rows: Iterable[LayerPlan]) -> Mark:
-    """The words and the colour of an overlay for the tensor that these layers share."""
-    words, bits = [], None
-    for row in rows:
-        if row.weights is not None:
-            bits = row.weights.bits
-            words.append(f"weights {bits} bits {row.weights.grid}" if bits else "weights clamped")
-        if row.activation is not None:
-            words.append(f"output {_output(row)}")
-            bits = bits or row.activation.bits
-        if row.fate is Fate.FLOAT:
-            words.append("float")
-    bytes_in_file = sum(row.bytes or 0 for row in rows)
-    if bytes_in_file:
-        words.append(f"{bytes_in_file:,} bytes")
-    value = "; ".join(dict.fromkeys(words)) or "moves codes"
-    return Mark(value, BIT_COLORS.get(bits or 0, _NO_BITS))
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:

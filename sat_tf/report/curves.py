@@ -32,7 +32,7 @@ _OTHER_LOSS = (
 )
 
 
-class Metric(NamedTuple):
+class EpochValue(NamedTuple):
     """A value of an epoch: its names where it is listed, logged and drawn."""
 
     title: str  # The title of its column in the report.
@@ -49,7 +49,7 @@ def _value(name: str, row: Any) -> Any:
     return value if value == value else None  # NaN is not equal to itself
 
 
-def epochs_table(rows: Sequence[Any], metrics: Mapping[str, Metric]) -> str:
+def epochs_table(rows: Sequence[Any], metrics: Mapping[str, EpochValue]) -> str:
     """The table of epochs, whose columns are attributes of the rows."""
     columns: list[Column[Any]] = [
         Column(metric.title, functools.partial(_value, name), metric.show, number=name != "stage")
@@ -60,7 +60,7 @@ def epochs_table(rows: Sequence[Any], metrics: Mapping[str, Metric]) -> str:
 
 def learning_curves(
     rows: Sequence[Any],
-    metrics: Mapping[str, Metric],
+    metrics: Mapping[str, EpochValue],
     charts: Mapping[str, tuple[float, dict[str, Any]]] = CHARTS,
     *,
     across: str = "step",
@@ -94,7 +94,7 @@ def learning_curves(
 
 
 def _draw(
-    lines: Sequence[tuple[list[float], list[float], Metric]],
+    lines: Sequence[tuple[list[float], list[float], EpochValue]],
     starts: Mapping[str, int],
     settings: dict[str, Any],
     axes: Any,

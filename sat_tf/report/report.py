@@ -22,7 +22,7 @@ from sat_tf.messages.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.finetune import FineTuned
 from sat_tf.qat.reconstruction.fitted import Fitted
-from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, Metric, epochs_table, learning_curves
+from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, EpochValue, epochs_table, learning_curves
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.results import ModelAccuracy, Results
 
@@ -122,11 +122,11 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     title, number = results.score.title, digits(".4g")
     score = f"{title.capitalize()} in percent"
     metrics = {
-        "epoch": Metric("epoch"),
-        "learning_rate": Metric("learning rate", number),
-        "loss": Metric("loss", number, "", LOSS, "training"),
-        "score": Metric(f"held-out {title}", percent(), "", score, "held out", HELD_OUT),
-        "held_out_loss": Metric("held-out loss", number, "", LOSS, "held out", HELD_OUT),
+        "epoch": EpochValue("epoch"),
+        "learning_rate": EpochValue("learning rate", number),
+        "loss": EpochValue("loss", number, "", LOSS, "training"),
+        "score": EpochValue(f"held-out {title}", percent(), "", score, "held out", HELD_OUT),
+        "held_out_loss": EpochValue("held-out loss", number, "", LOSS, "held out", HELD_OUT),
     }
     curves = learning_curves(
         tuned.epochs,

@@ -107,7 +107,7 @@ class Config(Section):
     calibration: Annotated[CalibrationConfig, Mapped] = CalibrationConfig()
     export: Annotated[ExportConfig, Mapped] = ExportConfig()
     recipes: Annotated[RecipesConfig, Mapped] = RecipesConfig()
-    distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = "auto"
+    distribution: Literal["auto", "none", "mirrored", "multi_worker"] = "auto"
 
     @field_validator("training")
     @classmethod
@@ -182,9 +182,8 @@ def read_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 def _shipped_names() -> list[str]:
     """Names such as configs/digits/mobilenet_v2_w4a4.yaml, wherever the package is."""
-    # Files of the paper are not configurations, but rows made of them.
     paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
-    return [f"configs/{path.as_posix()}" for path in paths if path.parts[0] != "paper"]
+    return [f"configs/{path.as_posix()}" for path in paths]
 
 
 def parse_config(text: str, overrides: Iterable[str] = (), *, subject: str = "config") -> Config:

@@ -371,18 +371,6 @@ class RecipesConfig(Section):
             if stage not in stages
         ]
 
-    def in_stages(self, kept: Collection[str]) -> "RecipesConfig":
-        """The same recipes restricted to some stages; those that then act in none are off."""
-        changed: dict[str, Any] = {}
-        for name, recipe in self:
-            # A recipe without a key `stages` concerns bits, and acts in the quantized stage.
-            stages = getattr(recipe, "stages", ["quantized"])
-            active = [stage for stage in stages if stage in kept]
-            if recipe is None or active == list(stages):
-                continue
-            changed[name] = recipe.model_copy(update={"stages": active}) if active else None
-        return self.model_copy(update=changed)
-
     @field_validator("*", mode="before")
     @classmethod
     def _on_is_a_mapping(cls, value: object) -> object:

@@ -22,7 +22,7 @@ from sat_tf.training.config_sections import OscillationConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.distribution import assign_alike, replica_variable
 from sat_tf.training.learner import ImageLoss, cross_entropy, training_copy
-from sat_tf.training.run_folder import OSCILLATIONS, Row, RunFolder
+from sat_tf.training.run_folder import OSCILLATIONS, RunFolder, TableRow
 from sat_tf.training.trained_models import read_teacher
 
 
@@ -163,7 +163,7 @@ OSCILLATING = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OscillationCount(Row):
+class OscillationCount(TableRow):
     """How many weights of a layer oscillate."""
 
     file: ClassVar[str] = OSCILLATIONS

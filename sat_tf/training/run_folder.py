@@ -19,7 +19,7 @@ from sat_tf.messages import ProblemsError, RunError, first_ones
 from sat_tf.messages.tables import digits, percent
 from sat_tf.messages.validation import describe
 from sat_tf.output_folder import CONFIG, FLOAT_MODEL, QUANTIZED_MODEL, REPORT, RESULTS, OutputFolder
-from sat_tf.report.curves import ACCURACY, DECAYED, HELD_OUT, LEVEL, LOSS, RATE, TOP5, Metric
+from sat_tf.report.curves import ACCURACY, DECAYED, HELD_OUT, LEVEL, LOSS, RATE, TOP5, EpochValue
 from sat_tf.training.config import Config, read_config
 
 ENVIRONMENT = "environment.json"
@@ -243,7 +243,7 @@ def differences(
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table of a run folder; the columns are its fields, in any order.
 
     What is None is left empty. A field with a default may be missing from a file.
@@ -287,7 +287,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EpochMetrics(Row):
+class EpochMetrics(TableRow):
     """One row of the metrics file."""
 
     file: ClassVar[str] = METRICS
@@ -313,30 +313,30 @@ class EpochMetrics(Row):
 
 _NUMBER, _PERCENT = digits(".4g"), percent()
 # The metrics of an epoch, by the names of the fields.
-EPOCHS: dict[str, Metric] = {
-    "stage": Metric("stage"),
-    "epoch": Metric("epoch"),
-    "step": Metric("step", digits(","), "step"),
-    "learning_rate": Metric("learning rate", digits(".3g"), "learning_rate", RATE),
-    "loss": Metric(
+EPOCHS: dict[str, EpochValue] = {
+    "stage": EpochValue("stage"),
+    "epoch": EpochValue("epoch"),
+    "step": EpochValue("step", digits(","), "step"),
+    "learning_rate": EpochValue("learning rate", digits(".3g"), "learning_rate", RATE),
+    "loss": EpochValue(
         "loss with weight decay", _NUMBER, "loss", LOSS, "training, with weight decay", DECAYED
     ),
-    "data_loss": Metric("loss", _NUMBER, "data_loss", LOSS, "training"),
-    "train_top1": Metric("top-1", _PERCENT, "top1", ACCURACY, "top-1, training"),
-    "train_top5": Metric("top-5", _PERCENT, "top5"),
-    "held_out_loss": Metric("held-out loss", _NUMBER, "val_loss", LOSS, "held out", HELD_OUT),
-    "held_out_top1": Metric(
+    "data_loss": EpochValue("loss", _NUMBER, "data_loss", LOSS, "training"),
+    "train_top1": EpochValue("top-1", _PERCENT, "top1", ACCURACY, "top-1, training"),
+    "train_top5": EpochValue("top-5", _PERCENT, "top5"),
+    "held_out_loss": EpochValue("held-out loss", _NUMBER, "val_loss", LOSS, "held out", HELD_OUT),
+    "held_out_top1": EpochValue(
         "held-out top-1", _PERCENT, "val_top1", ACCURACY, "top-1, held out", HELD_OUT
     ),
-    "held_out_top5": Metric(
+    "held_out_top5": EpochValue(
         "held-out top-5", _PERCENT, "val_top5", ACCURACY, "top-5, held out", TOP5
     ),
-    "clipping_level": Metric("clipping level", _NUMBER, "clipping_level", LEVEL),
-    "seconds": Metric("seconds", digits(".1f"), "seconds"),
+    "clipping_level": EpochValue("clipping level", _NUMBER, "clipping_level", LEVEL),
+    "seconds": EpochValue("seconds", digits(".1f"), "seconds"),
 }
 
 
-def logged(metrics: Mapping[str, Metric], logs: Mapping[str, Any]) -> dict[str, Any]:
+def logged(metrics: Mapping[str, EpochValue], logs: Mapping[str, Any]) -> dict[str, Any]:
     """The values that Keras has logged, by the names of the fields; what it has not is left out."""
     values = {name: logs[row.log] for name, row in metrics.items() if row.log in logs}
     return {name: n if isinstance(n, int) else float(n) for name, n in values.items()}

@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 import tf_keras as keras
 
+from benchmarks.drawn_glyphs import load_glyphs
 from benchmarks.paper import gradients, kappa, variances
 from benchmarks.paper.figure import as_table, depths
 from benchmarks.paper.figures import FIGURES
@@ -10,7 +11,7 @@ from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian, quantization_ratios
 from sat_tf.core.grid import GRIDS
 from sat_tf.messages import charts
-from sat_tf.training import data, models
+from sat_tf.training import models
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSet
 from sat_tf.training.models.resnet import resnet18
@@ -242,7 +243,7 @@ def test_verdicts_are_about_all_layers_but_the_first():
 
 @pytest.mark.slow
 def test_the_first_steps_of_the_figure_are_of_order_one():
-    images = data.load_glyphs(num_classes=200, train_per_class=4, test_per_class=1)
+    images = load_glyphs(num_classes=200, train_per_class=4, test_per_class=1)
     small = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
     model = resnet18(24, 200, width_multiplier=0.25, seed=0, **small)
     table = kappa.record(model, images, 0, steps=4, every=4)

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from benchmarks.paper.claims import CLAIMS, Claim, Verdict, by_row, judge
 from benchmarks.paper.miniature import GROUPS, SHORT, curves, draw, jobs, page, run
+from benchmarks.paper.reproduction import read_outcomes
 from sat_tf.messages import RunError
 from sat_tf.training.loop import runner
-from sat_tf.training.reproduction import read_outcomes
 from sat_tf.training.run_folder import EpochMetrics, RunFolder
+from tests.benchmarks.paper.fake import FakeRunner, outcome
+from tests.benchmarks.paper.test_run import TWO_STEPS
 from tests.training.report_folder import write_rows
-from tests.training.reproduction.fake import FakeRunner, outcome
-from tests.training.reproduction.test_run import TWO_STEPS
 
 BETTER = Claim("a is better", "", "", plus="a", minus="b", low=2.0)
 ALIKE = dataclasses.replace(BETTER, low=-2.0, high=2.0)

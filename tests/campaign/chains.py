@@ -37,7 +37,7 @@ from tests.campaign.processes import Ended, Server, server
 _QUANTIZE = ("quantize", "float.keras", "--input_range", "0,255", "--out", "done", "--images")
 _VERIFY = ("verify", "own.tflite", "--images", "pictures", "--out", "proof", "--runtime", "xnnpack")
 _PROVE = ("verify", "model.tflite", "--images", "pictures")
-_PAGES = ("--out", "plan.html", "--out", "plan.csv", "--out", "plan.json")
+_PAGES = ("--out", "plan.html", "--out", "plan.csv")
 
 # The chains by what they do; the files of the first command are in `done`.
 CHAINS: dict[str, tuple[tuple[str, ...], ...]] = {

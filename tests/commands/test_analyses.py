@@ -1,7 +1,6 @@
-"""`sat-tf allocate`, `sensitivity`, `audit` and `paper`."""
+"""`sat-tf allocate`, `sensitivity` and `audit`."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -9,11 +8,6 @@ import tf_keras as keras
 import yaml
 
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config import parse_config
-from sat_tf.training.loop import runner
-from sat_tf.training.reproduction import read_outcomes
-from tests.commands.light import told_without_tensorflow
-from tests.training.reproduction.fake import FakeRunner
 from tests.training.small import small_float_model
 
 
@@ -55,21 +49,15 @@ def test_an_npu_has_milliseconds(files, tmp_path, sat, monkeypatch):
 
 @pytest.mark.essential
 def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, sat):
-    table, picture, overlay = (tmp_path / f"layers.{kind}" for kind in ("csv", "svg", "json"))
+    table, picture = (tmp_path / f"layers.{kind}" for kind in ("csv", "svg"))
     words = f"{files}/float.keras --images {files}/images.npy --num_images 64 --input_range 0,255"
     words += f" --bits 3 --policy first_last_weight_bits=3 --out {table} --out {picture}"
-    said = sat(f"sensitivity {words} --average_bits 5 --out {overlay}")
+    said = sat(f"sensitivity {words} --average_bits 5")
     assert "ranked by distance" in said
     assert "Suggested, for BitPolicy(overrides=...): {" in said
     lost = {row["name"]: float(row["distance"]) for row in rows_of(table)}
     assert " ".join(lost) == "stem depthwise pointwise pointwise_bn pool classifier"
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
-    marks = json.loads(overlay.read_text(encoding="utf-8"))["results"]
-    values = {name: mark["value"] for name, mark in marks.items()}
-    # A kernel and the stream that its operator makes share a tensor, which has the larger loss.
-    shared = max(lost["pointwise"], lost["pointwise_bn"])
-    assert values["pointwise_bn"] == pytest.approx(shared, rel=1e-5)
-    assert max(values.values()) == pytest.approx(max(lost.values()), rel=1e-5)
 
 
 @pytest.mark.thorough
@@ -98,47 +86,3 @@ def test_a_saved_model_is_audited_and_strict_fails_where_a_rule_is_broken(files,
     model.save(tmp_path / "broken.keras")
     sat(f"audit {tmp_path}/broken.keras")
     assert "rule I" in sat(f"audit {tmp_path}/broken.keras --strict", status=1)
-
-
-# -- sat-tf paper ----------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("--help", "sat-tf paper run "),
-        ("list table1/*", "71.1 / 90.0"),
-        ("show glyphs/4bits/pact", "clipping_gradient: pact"),
-        ("table table4/*/4bits/pact", "| PACT | 70.3 / 89.2 |"),
-    ],
-)
-def test_what_needs_no_training_loads_no_tensorflow(words, text):
-    assert text in told_without_tensorflow("paper", *words.split(), status=0, plots=True)
-
-
-@pytest.mark.thorough
-def test_what_is_shown_is_a_whole_configuration():
-    words = "paper show table1/mobilenet_v1/4bits --data digits --set policy.clipping_gradient=pact"
-    config = parse_config(told_without_tensorflow(*words.split(), status=0))
-    assert config.data.name == "digits"
-    assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")
-    assert config.policy.clipping_gradient == "pact"
-
-
-def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, sat):
-    monkeypatch.chdir(tmp_path)  # where files go without --out and --results
-    runs = FakeRunner()
-    monkeypatch.setattr(runner, "train", runs.train)
-    said = sat("paper run glyphs/float/clamp* --seeds 0,1,1")
-    assert "6/6 glyphs/float/clamp_stddev on glyphs, seed 1" in said
-    assert len(runs.configs) == 6
-    found = read_outcomes(tmp_path / "runs" / "paper" / "results.csv")
-    assert [outcome.seed for outcome in found] == [0, 0, 0, 1, 1, 1]
-    # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
-    table = sat("paper table glyphs/float/clamp")
-    assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in table
-    # A red headline is exit status 1, though all codes are equal.
-    monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
-    said = sat("paper run glyphs/4bits/pact glyphs/4bits/pact_sat_cg", status=1)
-    assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2

@@ -83,8 +83,8 @@ def test_all_commands_measure_by_the_labels_of_arrays(tmp_path, monkeypatch, sat
     images = small_images(train=60)
     model_of_small_range(inside=True).save("m.keras")
     np.save("x.npy", images.train_images)
-    pathlib.Path("y.csv").write_text("label\n" + "\n".join(map(str, images.train_labels)))
-    given = "--images x.npy --labels y.csv"
+    np.save("y.npy", images.train_labels)
+    given = "--images x.npy --labels y.npy"
     said = sat(f"quantize m.keras {given} --out out")
     assert "48 to calibrate on and 12 held out" in said
     assert "% of 12 held-out pictures right, the float model" in said

@@ -146,9 +146,6 @@ def test_a_file_is_verified_with_what_the_documentation_installs(python, tmp_pat
     assert certificate.is_exact
     assert certificate.codes_compared > 0
     assert (tmp_path / "proof" / "certificate.html").is_file()
-    marks = json.loads((tmp_path / "proof" / "overlay.json").read_text(encoding="utf-8"))["results"]
-    assert marks.keys() == {tensor.name for tensor in certificate.runtimes["xnnpack"].tensors}
-    assert all(" codes differ; " in mark["value"] for mark in marks.values())
     subprocess.run([*words, "--certificate", "proof/certificate.json"], **settings)
 
 

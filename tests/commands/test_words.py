@@ -2,8 +2,6 @@
 
 import argparse
 import os
-import shutil
-import subprocess
 import tempfile
 from unittest import mock
 
@@ -13,10 +11,7 @@ from rich.table import Table
 
 from sat_tf.commands import main, options
 from sat_tf.commands.main import COMMANDS
-from sat_tf.commands.parser import SHELLS
 from sat_tf.commands.train import unless_stopped
-from sat_tf.exact.targets.processors import PROCESSORS
-from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
 from sat_tf.output_folder import OutputFolder, run_name
 from tests.commands.light import run_alone, told_without_tensorflow
@@ -28,6 +23,11 @@ from tests.commands.light import run_alone, told_without_tensorflow
 def test_a_typo_prints_the_usage_of_its_command(command):
     said = told_without_tensorflow(command, "--hlep", status=2)
     assert said.startswith(f"usage: sat-tf {command} ")
+
+
+def test_a_data_set_that_is_in_the_repository_alone_is_named_with_its_place():
+    said = told_without_tensorflow("train", "--set", "data.name=glyphs", status=2)
+    assert "data.name='glyphs' is gone; clone the repository, which draws it" in said
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ REACHING = {
     "audit": "model.keras",
     "sensitivity": "model.keras --images photos",
     "allocate": "model.keras --images photos --budget bytes=3",
-    "paper": "run table4/mobilenet_v1/4bits/pact --data glyphs",
 }
 MISSING = [("tensorflow", *reaching) for reaching in REACHING.items()]
 MISSING += [("pydantic", command, word) for command in COMMANDS for word in ("--help", "--lr")]
@@ -141,81 +140,3 @@ def test_rows_stay_on_one_line_in_a_pipe_also_where_the_shell_exports_its_width(
 def test_numbers_of_thousands_of_digits_are_refused_in_words():
     with pytest.raises(argparse.ArgumentTypeError, match="expected an integer"):
         options.seed("9" * 5000)
-
-
-# -- completion, as a shell asks for it ------------------------------------------------------------
-
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-
-
-@pytest.fixture(scope="module")
-def script():
-    return told_without_tensorflow("--completion", "bash", status=0)
-
-
-@pytest.fixture
-def completed(script, tmp_path):
-    """Returns what a real bash completes the last of some words to."""
-
-    def complete(*words):
-        # Bash takes the sign of --option=value for a word.
-        asked = " ".join(f"'{word}'" for word in ("sat-tf", *words))
-        lines = f"""{script}
-            COMP_WORDS=({asked}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-            _sat_tf; printf '%s\\n' "${{COMPREPLY[@]}}"; complete -p sat-tf"""
-        settings = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True}
-        told = subprocess.run(["bash", "--norc", "-u", "-c", lines], **settings)
-        assert told.stderr == ""
-        *found, registered = told.stdout.splitlines()
-        assert registered == "complete -F _sat_tf sat-tf"
-        return [word for word in found if word]
-
-    return complete
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_all_options_of_a_command_are_completed(command, completed):
-    assert set(main.command_parser(command).options) <= set(completed(command, "--"))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", [*COMMANDS, "-h", "--help", "--version", "--completion"]),
-        ("qu", ["quantize"]),
-        ("--comp", ["--completion"]),
-        ("--completion ", [*SHELLS]),
-        ("quantize model.keras --im", ["--images"]),
-        ("paper sh", ["show"]),
-        ("paper --seed", ["--seeds"]),
-        ("paper run --seed", ["--seeds"]),
-        ("quantize --unsupported ", ["error", "float"]),
-        ("quantize --target ethos-u8", ["ethos-u85"]),
-        ("quantize --target = ", [*PROCESSORS]),
-        ("quantize --output_type = in", ["int8"]),
-        ("sensitivity --metric ", ["top1", "distance", "divergence"]),
-        ("export --pack ", [*packing.PACKINGS]),
-    ],
-)
-def test_words_are_completed(words, expected, completed):
-    assert completed(*words.split(" ")) == expected
-
-
-@pytest.mark.parametrize("words", [["quantize"], ["quantize", "m.keras", "--images"], ["evaluate"]])
-def test_names_of_files_are_completed(words, completed, tmp_path):
-    for name in ("my photos", "model.keras", "other"):
-        (tmp_path / name).touch()
-    assert sorted(completed(*words, "m")) == ["model.keras", "my photos"]
-    assert completed(*words, "ot") == ["other"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_scripts_of_the_same_words(shell, tmp_path):
-    text = told_without_tensorflow("--completion", shell, status=0)
-    for name in COMMANDS:
-        for option in main.command_parser(name).options:
-            assert option in text or f"-l {option[2:]}" in text
-    if shutil.which(shell):
-        path = tmp_path / "script"
-        path.write_text(text, encoding="utf-8")
-        subprocess.run([shell, "-n", path], check=True)

@@ -13,7 +13,7 @@ from sat_tf.exact.certificate.comparison import Reference, RuntimeCounter
 from sat_tf.exact.certificate.outputs import outputs_in
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.litert.processes import loaded
-from sat_tf.exact.litert.runtime import TOSA, Runtime
+from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
@@ -59,10 +59,7 @@ def file_outputs(path: pathlib.Path, images: Any) -> np.ndarray:
 
 
 # The kernels of each runtime that may be on this machine, of which TFLite Micro is an extra.
-# That of TOSA starts processes for every image, and is tested by itself.
-KERNELS = {
-    name: kind.kernels for name, kind in RUNTIMES.items() if not kind.is_simulated and name != TOSA
-}
+KERNELS = {name: kind.kernels for name, kind in RUNTIMES.items() if not kind.is_simulated}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 import html
 import itertools
-import json
 import re
 
 import numpy as np
@@ -10,8 +9,6 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.targets.table import ACTIVATIONS
-from sat_tf.exact.tflite.contents import read_contents
-from sat_tf.messages.charts import BIT_COLORS
 from sat_tf.planning.plan import Export, Fate, Plan
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
@@ -335,38 +332,6 @@ def test_a_notebook_and_the_page_show_every_layer_and_the_page_loads_nothing(pla
         for shown in (page, each._repr_html_()):
             assert all(f"<td>{row.name}</td>" in shown for row in each.rows)
             assert ("&#39;sin&#39;, expected one of linear" in shown) == (each is refused)
-
-
-@pytest.mark.parametrize("output_type", ["float32", "int8"])
-@pytest.mark.parametrize("build", [residual, convolutions])
-def test_an_overlay_has_every_tensor_that_holds_a_layer_of_the_file(build, output_type, tmp_path):
-    model, policy = build(), BitPolicy.mobile(4)
-    plan = sat_tf.explain(model, policy)
-    plan.write_overlay(tmp_path / "plan.json")
-    quantized = sat_tf.quantize_model(model, policy)
-    images = np.random.default_rng(0).integers(0, 256, (64, *model.input_shape[1:]))
-    quantized = sat_tf.calibrate(quantized, images.astype(np.uint8))
-    path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path, output_type=output_type)
-    operators = read_contents(path.read_bytes(), "model").operators
-    in_file = {tensor.name for operator in operators for tensor in operator.outputs}
-    overlay = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    marked = set(overlay["results"])
-    # The codes of the classifier have another name where they are the output.
-    assert marked - in_file <= ({"classifier_codes"} if output_type == "int8" else set())
-    assert {name for row in plan.rows if row.weights for name in plan.tensors(row.name)} <= marked
-
-
-def test_an_overlay_says_bits_range_and_bytes_in_the_colour_of_the_bits(tmp_path):
-    plan = sat_tf.explain(convolutions(), BitPolicy.mobile(4))
-    plan.write_overlay(tmp_path / "plan.json")
-    overlay = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    assert list(overlay["results"]) == ["image_image", "relu", "relu6", "pool", "classifier_codes"]
-    mark, depthwise = overlay["results"]["relu6"], plan["depthwise"]
-    assert mark["value"].startswith("weights 4 bits narrow; output u8 stream from ")
-    assert mark["value"].endswith(f"; {depthwise.bytes:,} bytes")
-    assert mark["bgColor"] == BIT_COLORS[4]
-    assert plan.tensors("depthwise") == plan.tensors("relu6") == ("relu6",)
 
 
 def test_a_plan_says_which_field_gave_the_bits_of_weights():

@@ -21,7 +21,7 @@ from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.files import check_writable, read_text, write_text
 from sat_tf.messages import ProblemsError
-from sat_tf.messages.charts import BAD, GOOD, Mark, histogram, write_overlay
+from sat_tf.messages.charts import histogram
 from sat_tf.messages.tables import Cell, Column, Displayed, Marked, Table, digits, percent, render
 from sat_tf.messages.validation import describe
 
@@ -102,29 +102,6 @@ class Certificate(Displayed, CertificateRecord):
         # A line for each of 256 counts would hide the rest.
         text = _LISTS_OF_NUMBERS.sub(lambda numbers: " ".join(numbers[0].split()), text)
         write_text(path, text + "\n")
-
-    def write_overlay(self, path: str | os.PathLike[str]) -> None:
-        """Writes the measurements of each tensor, for Model Explorer to show on the file.
-
-        Nodes show how many codes differ with XNNPACK, the bits of the codes, how many occur and
-        their range; nodes whose codes differ are red.
-
-        Args:
-            path: the path of a .json file.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        codes = {tensor.name: tensor for tensor in self.codes}
-        marks = {}
-        for count in self.tensors:
-            words = rules.sentence("codes_headline", self, count)
-            if tensor := codes.get(count.name):
-                ends = (tensor.first, tensor.last)
-                low, high = (f"{tensor.step * end:.4g}" for end in ends)
-                words += f"; {tensor.bits} bits, {tensor.codes_used} codes occur, {low} to {high}"
-            marks[count.name] = Mark(words, BAD if count.codes_differing else GOOD)
-        write_overlay(path, "codes with XNNPACK", marks)
 
     def _headline(self) -> Marked:
         words = f"{self.verdict.words} ({self.file}, {self.num_images:,} images)"

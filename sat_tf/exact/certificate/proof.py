@@ -20,7 +20,7 @@ from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind
 from sat_tf.exact.certificate.sequence import compared_sequence, with_states
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
-from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, tosa_version
+from sat_tf.exact.litert.runtime import MICRO, PACKAGE
 from sat_tf.exact.operations.graph import Graph, batches
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_target
@@ -180,8 +180,6 @@ def prove(
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     machine, doubts = this_machine(content), known_runtimes.wrong_before(subject.parsed)
     packages = installed_versions([*COMPUTING, *[PACKAGE] * (MICRO in counters)])
-    if TOSA in counters:  # its tools are in an environment of their own
-        packages["tosa-converter-for-tflite"] = tosa_version()
     certificate = Certificate(
         model=graph.name,
         file=subject.path.name,

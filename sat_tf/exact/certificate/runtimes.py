@@ -8,7 +8,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
-from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, TOSA_TOOLS, tosa_tool
+from sat_tf.exact.litert.runtime import MICRO, PACKAGE
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.operation import Basis, Portability
 from sat_tf.exact.operations.windows import ends_early
@@ -33,7 +33,6 @@ _KINDS = (
     RuntimeKind("builtin", "LiteRT, builtin kernels", kernel_sets.builtin_of_this_machine()),
     RuntimeKind("reference", "LiteRT, reference kernels", kernel_sets.REFERENCE),
     RuntimeKind(MICRO, "TFLite Micro", kernel_sets.MICRO),
-    RuntimeKind(TOSA, "TOSA, reference model", kernel_sets.TOSA),
     RuntimeKind("arm_xnnpack", "Arm, XNNPACK (simulated)", kernel_sets.ARM, True),
     RuntimeKind(
         "arm_xnnpack_unfused", "Arm, XNNPACK unfused (simulated)", kernel_sets.ARM_UNFUSED, True
@@ -67,26 +66,17 @@ def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKi
             f"runtimes: received {', '.join(unknown)}, expected names of runtimes. "
             f"{did_you_mean(unknown[0], RUNTIMES)}"
         )
-    for name in (MICRO, TOSA):
-        if name in all_names and not is_installed(name):
-            raise ValueError(f"runtimes: received {name!r}, {_TO_INSTALL[name]}, or leave it out.")
-    return [spec for spec in _KINDS if spec.name in all_names]
+    if MICRO in all_names and not is_installed(MICRO):
+        raise ValueError(
+            f"runtimes: received {MICRO!r}, expected that TFLite Micro is installed, which it is "
+            f"not; install {PACKAGE} with pip install 'sat-tf[micro]', or leave it out."
+        )
+    return [spec for spec in RUNTIMES.values() if spec.name in all_names]
 
 
 def is_installed(name: str) -> bool:
     """Returns whether a runtime can be compared on this machine."""
-    if name == TOSA:
-        return all(map(tosa_tool, TOSA_TOOLS))
     return name != MICRO or importlib.util.find_spec("tflite_micro") is not None
-
-
-_TO_INSTALL = {
-    MICRO: "expected that TFLite Micro is installed, which it is not; install "
-    f"{PACKAGE} with pip install 'sat-tf[micro]'",
-    TOSA: f"expected {', '.join(TOSA_TOOLS)} on PATH, or in the folder that SAT_TF_TOSA names; "
-    "install them in an environment of their own, as they need an older NumPy: python -m venv tosa "
-    "&& tosa/bin/pip install tosa-converter-for-tflite tosa-tools; and set SAT_TF_TOSA=tosa/bin",
-}
 
 
 # -- releases of LiteRT ----------------------------------------------------------------------------

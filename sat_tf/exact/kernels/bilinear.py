@@ -27,7 +27,7 @@ class Places(NamedTuple):
         return (self.low << bits) + self.weights
 
 
-class Grid(NamedTuple):
+class AxisGrid(NamedTuple):
     """The layout of the places of an axis over those of another axis."""
 
     before: int  # The number of places that are read.
@@ -52,12 +52,15 @@ class Interpolation(NamedTuple):
     """A rule of bilinear resizing."""
 
     bits: int  # The bits of the weights along one axis.
-    places: Callable[[Grid], Places]  # Gives the places of an axis.
+    places: Callable[[AxisGrid], Places]  # Gives the places of an axis.
     rounded: Callable[[np.ndarray, int], np.ndarray]  # Divides sums by 2^(2 · bits).
 
 
 def _in_float32(
-    grid: Grid, *, move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray], bits: int = 11
+    grid: AxisGrid,
+    *,
+    move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
+    bits: int = 11,
 ) -> Places:
     """Returns XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
     indices = np.arange(grid.after, dtype=np.float32)
@@ -74,7 +77,7 @@ def _in_float32(
     return Places(low, np.minimum(low + 1, last), np.rint(weights).astype(np.int64))
 
 
-def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
+def _in_integers(grid: AxisGrid, *, bits: int = 10) -> Places:
     """Returns the builtin kernels' places: positions in units of 2^-10, a rounded step apart.
 
     A weight is negative in front of the first place, where both neighbours are the first one. Steps
@@ -115,7 +118,7 @@ def resized(
     return interpolation.rounded(wide, 2 * interpolation.bits).astype(np.int32)
 
 
-def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
+def interpolated(values: np.ndarray, rows: AxisGrid, columns: AxisGrid) -> np.ndarray:
     """Returns the float32 values of resized images, with the batch first: columns, then rows."""
     left_columns, right_columns, fractions = _neighbours(columns)
     across = values[:, :, left_columns]
@@ -125,7 +128,7 @@ def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
     return np.asarray(down + (across[:, bottom_rows] - down) * fractions[:, np.newaxis, np.newaxis])
 
 
-def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _neighbours(grid: AxisGrid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the places before and after each pixel made, and how far it lies between them."""
     half = np.float32(0.5 if grid.half_pixel_centers else 0.0)
     places = (np.arange(grid.after, dtype=np.float32) + half) * grid.scale - half

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.kernels.bilinear import Grid
+from sat_tf.exact.kernels.bilinear import AxisGrid
 from sat_tf.exact.operations.operation import SELECTED, Call, Row, Settings, Written
 
 
@@ -103,7 +103,7 @@ def _nearest(values: np.ndarray, size: Any, alignCorners: bool, halfPixelCenters
     offset = np.float32(0.5 if halfPixelCenters else 0.0)
 
     def places(before: int, after: int) -> np.ndarray:
-        scale = Grid(before, after, align_corners=alignCorners).scale
+        scale = AxisGrid(before, after, align_corners=alignCorners).scale
         real = (np.arange(after, dtype=np.float32) + offset) * scale
         whole = np.floor(real + np.float32(0.5)) if alignCorners else np.floor(real)
         return np.clip(whole.astype(int), 0, before - 1)

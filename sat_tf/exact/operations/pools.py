@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sat_tf.exact.kernels.bilinear import Grid, Places, interpolated, resized
+from sat_tf.exact.kernels.bilinear import AxisGrid, Places, interpolated, resized
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.kernels.xnnpack import mean_multiplier, sums_near_halves
 from sat_tf.exact.operations.operation import SELECTED, Made, Operation, Portability, enumerated
@@ -112,11 +112,11 @@ class ResizeBilinear(Operation):
     keeps_grid = True
     averages = True
 
-    def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
+    def grids(self, graph: Tensors) -> tuple[AxisGrid, AxisGrid]:
         """Returns how the result's rows and columns lie over the input's."""
         (rows, columns, _), (new_rows, new_columns) = graph.tensors[self.inputs[0]].shape, self.size
         flags = self.half_pixel_centers, self.align_corners
-        return Grid(rows, new_rows, *flags), Grid(columns, new_columns, *flags)
+        return AxisGrid(rows, new_rows, *flags), AxisGrid(columns, new_columns, *flags)
 
     def _places(self, graph: Tensors, kernels: KernelSet) -> tuple[Places, Places]:
         rows, columns = map(kernels.interpolation.places, self.grids(graph))

@@ -1,27 +1,19 @@
-"""An audit: which rules a measured model breaks; its tables, its rows, and its page."""
+"""An audit: which rules a measured model breaks; its tables and its rows."""
 
 import dataclasses
 import enum
 import math
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from markupsafe import Markup
-from rich.console import Console
-
-from sat_tf.files import write_text
-from sat_tf.messages import first_ones, say
-from sat_tf.messages.charts import dot_chart
+from sat_tf.messages import first_ones
 from sat_tf.messages.tables import (
     Column,
     Marked,
     RowTable,
     Table,
     digits,
-    marked_text,
     percent,
-    render,
 )
 
 
@@ -264,6 +256,7 @@ class Audit(RowTable):
 
     COLUMNS = COLUMNS
     _width = 160
+    _page = "training/audit/page.html"
 
     model: str  # Its name.
     layers: tuple[LayerAudit, ...]  # The linear layers, in graph order.
@@ -305,13 +298,6 @@ class Audit(RowTable):
             rows.append(row)
         return rows
 
-    def print_to(self, console: Console) -> None:
-        """Prints the verdict, the layers and their findings."""
-        say(console, marked_text(self._headline()))
-        self.print_tables(console)
-        for note in self._notes():
-            say(console, note)
-
     def _headline(self) -> Marked:
         verdicts = [row.verdict for row in (*self.layers, *self.activations)]
         facts = [
@@ -348,57 +334,6 @@ class Audit(RowTable):
             ),
             *self.notes,
         ]
-
-    def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with tables and pictures: one self-contained HTML file."""
-
-        def number(row: LayerAudit | ActivationAudit) -> int:  # which the pictures refer to
-            rows: tuple[Any, ...] = self.layers if row in self.layers else self.activations
-            return rows.index(row) + 1
-
-        tables = {
-            title: dataclasses.replace(table, columns=[Column("#", number), *table.columns])
-            for title, table in self._tables().items()
-            if table.rows
-        }
-        page = render(
-            "training/audit/page.html",
-            audit=self,
-            headline=self._headline(),
-            notes=self._notes(),
-            charts=self._charts(),
-            tables={title: table.to_html(title) for title, table in tables.items()},
-        )
-        write_text(path, page)
-
-    def _charts(self) -> Iterator[Markup]:
-        layers, activations = self.layers, self.activations
-        constants = {
-            "κ₁, normalization behind": [
-                row.kappa_1 if row.normalization else None for row in layers
-            ],
-            "κ₂, none behind": [None if row.normalization else row.kappa_2 for row in layers],
-        }
-        gradients = {"VAR ∂L/∂Ξ": [row.gradient_variance for row in layers]}
-        weights = {
-            "W, latent": [row.latent_variance for row in layers],
-            "Ŵ, clamped": [row.clamped_variance for row in layers],
-            "Q, quantized": [row.quantized_variance for row in layers],
-            "Ξ, effective": [row.effective_variance for row in layers],
-        }
-        clipped = {"clipped": [row.clipped for row in activations]}
-        codes = {"codes used": [share_of(row.codes_used, row.codes) for row in activations]}
-        law, factor = "Gradient-flowing law: constant of each layer", KAPPA_WATCHED
-        for title, y_label, dots, bounds in (
-            (law, "κ₁ or κ₂", constants, (1 / factor, factor)),
-            ("Gradient with respect to the effective weights", "VAR ∂L/∂Ξ", gradients, None),
-            ("Weights, from latent to effective", "variance", weights, None),
-            ("Activations: clipped", "share of values", clipped, (0.0, CLIPPED)),
-            ("Activations: codes used", "share of codes", codes, (CODES_USED, 1.0)),
-        ):
-            of_share = dots in (clipped, codes)
-            x_label = f"{'quantized activation' if of_share else 'linear layer'}, in graph order"
-            yield dot_chart(title, x_label, y_label, dots, wanted=bounds, share=of_share)
 
 
 def _share(used: int | None, whole: int | None) -> str:

@@ -1,15 +1,13 @@
 """Image data sets, and a table to get them by name: in memory, or as sources of batches."""
 
 import inspect
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.messages.validation import call_by_name
 from sat_tf.training.data.digits import load_digits
 from sat_tf.training.data.folders import load_folder_tree, load_tfds, load_tfrecords
-from sat_tf.training.data.glyphs import load_glyphs
 from sat_tf.training.data.source import ImageSet, ImageSource
 
 __all__ = [
@@ -21,23 +19,19 @@ __all__ = [
     "load",
     "load_digits",
     "load_folder_tree",
-    "load_glyphs",
     "load_tfds",
     "load_tfrecords",
     "source",
 ]
 
 # Sets that fit into memory are an `ImageSet`, others a source of batches; the return type of each
-# function says which.
-DATA_SETS: Mapping[str, Callable[..., ImageSet | ImageSource]] = types.MappingProxyType(
-    {
-        "digits": load_digits,
-        "glyphs": load_glyphs,
-        "folder": load_folder_tree,
-        "tfds": load_tfds,
-        "tfrecords": load_tfrecords,
-    }
-)
+# function says which. A script may add a set of its own.
+DATA_SETS: dict[str, Callable[..., ImageSet | ImageSource]] = {
+    "digits": load_digits,
+    "folder": load_folder_tree,
+    "tfds": load_tfds,
+    "tfrecords": load_tfrecords,
+}
 
 
 def is_in_memory(name: str) -> bool:

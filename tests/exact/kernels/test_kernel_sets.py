@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.exact.kernels import functions, kernel_sets
-from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, Grid, interpolated
+from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, AxisGrid, interpolated
 from sat_tf.exact.kernels.fixed_point import moved_away
 from sat_tf.exact.kernels.functions import Grids
 from sat_tf.exact.kernels.kernel_sets import (
@@ -88,7 +88,7 @@ SHAPE = (5, 6, 9)
 @pytest.mark.parametrize("size", [(10, 12), (7, 13), (3, 2), (1, 1)])
 def test_float_values_between_pixels_are_those_of_tensorflow_to_the_last_bit(size, places):
     values = np.random.default_rng(3).normal(size=(8, *SHAPE)).astype(np.float32)
-    grids = (Grid(*lengths, **places) for lengths in zip(SHAPE, size, strict=False))
+    grids = (AxisGrid(*lengths, **places) for lengths in zip(SHAPE, size, strict=False))
     settings = {"half_pixel_centers": True, **places}
     expected = tf.compat.v1.image.resize_bilinear(values, size, **settings).numpy()
     np.testing.assert_array_equal(interpolated(values, *grids), expected)
@@ -107,7 +107,7 @@ def test_a_file_tells_that_xnnpack_resizes_alike_on_all_processors():
 
 def test_a_place_on_a_pixel_is_one_place_whichever_neighbour_has_all_the_weight():
     rules = OF_XNNPACK, OF_XNNPACK_FUSED
-    one, other = (rule.places(Grid(3, 25)) for rule in rules)
+    one, other = (rule.places(AxisGrid(3, 25)) for rule in rules)
     assert np.any(one.weights != other.weights)
     np.testing.assert_array_equal(one.positions(11), other.positions(11))
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.exact.litert import processes
-from sat_tf.exact.litert.runtime import RUNTIMES, TOSA, MicroRuntime, check_loading, loaded
+from sat_tf.exact.litert.runtime import RUNTIMES, MicroRuntime, check_loading
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.operation import Constant
 from sat_tf.exact.operations.pairs import Pair, Pointwise
-from sat_tf.exact.operator_comparison import compare_operators
 from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.export import export as file
 from sat_tf.export.lowering.pipeline import deployed_graph
@@ -24,7 +22,7 @@ from sat_tf.graph.network import Network
 from tests.export import zoo
 from tests.export.damage import changed
 from tests.export.layer_models import MODELS
-from tests.export.proofs import own_count, proved
+from tests.export.proofs import own_count
 from tests.export.zoo import quantized
 
 HEAVY = "print({'tensorflow', 'tf_keras', 'matplotlib', 'tflite_micro'} & set(sys.modules))"
@@ -193,33 +191,3 @@ def test_a_product_with_4_bits_is_refused_with_the_reason(installed, small, path
     assert "fully_connected_common.cc" in reason
     assert "kTfLiteInt4" in reason
     assert processes.refusals(path.read_bytes()[:500], ["micro"])["micro"]
-
-
-# -- TOSA; `tests/messages/proof.txt` has what its runtime says without the tools -----------------
-
-HERE = pytest.mark.skipif(not is_installed(TOSA), reason="TOSA's tools are not on PATH")
-
-
-@HERE
-def test_every_tensor_of_a_file_is_handed_out(path):
-    # Flattening one pixel, and a dense layer on a sequence, make tensors that are one in a program.
-    model = zoo.quantized("dense_on_a_sequence")
-    images, settings = zoo.images_for(model, 2), {"target": "int8"}
-    _, found = proved(model, path, images, settings, runtimes=[TOSA])
-    assert found.refused == {}
-    counts = found.runtimes[TOSA]
-    assert (counts.own_differing, counts.outputs_differing) == (0, 0) < (counts.own_compared,)
-    assert "tosa-converter-for-tflite" in found.versions
-
-
-@HERE
-@pytest.mark.parametrize("output_type", ["float32", "int8", "uint8"])
-def test_outputs_have_the_type_of_the_file_and_operators_its_codes(output_type, path):
-    model = zoo.quantized("bottleneck")
-    sat_tf.export_tflite(model, path, output_type=output_type, target="int8")
-    images = zoo.images_for(model, 2)
-    runtimes = [loaded(path.read_bytes(), name, keep_tensors=True) for name in (TOSA, "reference")]
-    computed, expected = (runtime.run(images) for runtime in runtimes)
-    np.testing.assert_allclose(computed, expected, rtol=1e-6)
-    found = compare_operators(path, images, runtimes=[TOSA], progress=False)
-    assert {operator.counts[TOSA].own.differing for operator in found.operators} == {0}

@@ -133,16 +133,7 @@ def test_true_is_a_recipe_with_its_defaults_and_it_is_off_where_nothing_is_said(
     assert getattr(off.recipes, name) is None
 
 
-def test_recipes_can_be_cut_down_to_those_of_some_stages():
-    recipes = RecipesConfig(distillation={}, oscillation={}, label_smoothing={})
-    of_float = recipes.in_stages(["float"])
-    assert (of_float.distillation, of_float.oscillation, of_float.weight_average) == (None,) * 3
-    assert of_float.label_smoothing.stages == ["float"]
-    assert recipes.in_stages(["float", "quantized"]) == recipes
-
-
-# Files in configs/paper are no configurations but rows made of them.
-CONFIGS = sorted(path for path in SHIPPED.glob("*/*.yaml") if path.parent.name != "paper")
+CONFIGS = sorted(SHIPPED.glob("*/*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

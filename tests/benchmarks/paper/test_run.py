@@ -7,15 +7,16 @@ import sys
 import pytest
 from rich.console import Console
 
+from benchmarks.paper import reproduction as paper
 from sat_tf import output_folder
 from sat_tf.messages import RunError
-from sat_tf.training import reproduction as paper
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
+from sat_tf.training.config_sections import RecipesConfig
 from sat_tf.training.data import DATA_SETS
 from sat_tf.training.loop import runner
 from sat_tf.training.run_folder import RunFolder
-from tests.training.reproduction.fake import FakeRunner
+from tests.benchmarks.paper.fake import FakeRunner
 
 # -- configurations --------------------------------------------------------------------------------
 
@@ -207,11 +208,19 @@ def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
     assert start("calibration={num_images: 64, final_statistics: true}") != start()
 
 
+def test_recipes_can_be_cut_down_to_those_of_some_stages():
+    recipes = RecipesConfig(distillation={}, oscillation={}, label_smoothing={})
+    of_float = paper.in_stages(recipes, ["float"])
+    assert (of_float.distillation, of_float.oscillation, of_float.weight_average) == (None,) * 3
+    assert of_float.label_smoothing.stages == ["float"]
+    assert paper.in_stages(recipes, ["float", "quantized"]) == recipes
+
+
 @pytest.mark.thorough
 def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
     code = (
         "import sys\n"
-        "from sat_tf.training.reproduction import entries, resolve\n"
+        "from benchmarks.paper.reproduction import entries, resolve\n"
         "print(resolve(entries()['glyphs/4bits/pact']).name, 'tensorflow' in sys.modules)"
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120)

@@ -12,7 +12,7 @@ import pathlib
 import re
 import statistics
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import rich.box
@@ -22,6 +22,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 
+import benchmarks.drawn_glyphs  # noqa: F401 -- a data set of rows
 from sat_tf import output_folder
 from sat_tf.files import read_text, written_whole
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
@@ -33,9 +34,11 @@ from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
-from sat_tf.training.config_sections import Section
+from sat_tf.training.config_sections import RecipesConfig, Section
 from sat_tf.training.run_folder import RunFolder, RunState
 from sat_tf.yaml_text import load_yaml
+
+_ROWS = pathlib.Path(__file__).parent / "rows"
 
 
 class Printed(Section):
@@ -60,16 +63,16 @@ class Row(Section):
 
 @worded
 class Experiment(Section):
-    """One file of configs/paper."""
+    """One file of benchmarks/paper/rows."""
 
     source: str  # the place in the paper, such as Table 1
     caption: str  # the contents of the table or figure
-    data: str = "imagenet2012"  # the name of a file in configs/paper/data: the default of its rows
+    data: str = "imagenet2012"  # the name of a file in rows/data: the default of its rows
     rows: dict[str, Row]
 
 
 class Data(Section):
-    """One file of configs/paper/data: images that every row can be trained on.
+    """One file of benchmarks/paper/rows/data: images that every row can be trained on.
 
     Its changes to a recipe come before those of a row.
     """
@@ -111,7 +114,7 @@ def entries() -> Mapping[str, Entry]:
         return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
 
     rows: dict[str, Entry] = {}
-    for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=place):
+    for path in sorted(_ROWS.glob("*.yaml"), key=place):
         experiment = Experiment(**load_yaml(read_text(path)))
         facts = experiment.model_dump(include={"source", "caption", "data"})
         for name, row in experiment.rows.items():
@@ -123,7 +126,7 @@ def entries() -> Mapping[str, Entry]:
 @functools.cache
 def data_sets() -> Mapping[str, Data]:
     """All data sets that rows can be trained on, by their names."""
-    files = sorted((SHIPPED / "paper" / "data").glob("*.yaml"))
+    files = sorted((_ROWS / "data").glob("*.yaml"))
     return {path.stem: Data.model_validate(load_yaml(read_text(path))) for path in files}
 
 
@@ -137,7 +140,7 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         selected.update((name, by_name[name]) for name in matching)
         if not matching:
             hint = did_you_mean(pattern, by_name, is_listed=True)
-            hint = hint or "`sat-tf paper list` shows all rows."
+            hint = hint or "`python -m benchmarks.paper list` shows all rows."
             problems.append(f"{pattern!r}: no such row. {hint}")
     return list(selected.values()), problems
 
@@ -236,11 +239,24 @@ def float_part(config: Config) -> Config:
                 "stages": config.stages.model_copy(update={"quantized": None}),
                 "calibration": calibration,
                 "export": ExportConfig(),
-                "recipes": config.recipes.in_stages(["float"]),
+                "recipes": in_stages(config.recipes, ["float"]),
                 "training": config.training.model_copy(update={"float_model": None}),
             }
         )
     )
+
+
+def in_stages(recipes: RecipesConfig, kept: Collection[str]) -> RecipesConfig:
+    """The same recipes restricted to some stages; those that then act in none are off."""
+    changed: dict[str, Any] = {}
+    for name, recipe in recipes:
+        # A recipe without a key `stages` concerns bits, and acts in the quantized stage.
+        stages = getattr(recipe, "stages", ["quantized"])
+        active = [stage for stage in stages if stage in kept]
+        if recipe is None or active == list(stages):
+            continue
+        changed[name] = recipe.model_copy(update={"stages": active}) if active else None
+    return recipes.model_copy(update=changed)
 
 
 def digest(config: Config) -> str:
@@ -332,7 +348,7 @@ def plan(
             )
     if problems:
         # Most problems of changes are the same for every row.
-        raise RunError(ProblemsError("sat-tf paper", dict.fromkeys(problems)))
+        raise RunError(ProblemsError("rows of the paper", dict.fromkeys(problems)))
     return jobs
 
 
@@ -393,7 +409,7 @@ def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[st
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome(run_folder.Row):
+class Outcome(run_folder.TableRow):
     """The outcome of one run of a row."""
 
     row: str  # Name of the row.

@@ -1,10 +1,10 @@
 """Outcomes, and runs that take no time."""
 
+from benchmarks.paper.reproduction import Outcome
 from sat_tf import output_folder
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text
-from sat_tf.training.reproduction import Outcome
 from sat_tf.training.run_folder import RunState
 
 

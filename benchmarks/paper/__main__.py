@@ -1,41 +1,51 @@
-"""`sat-tf paper`."""
+"""Lists the rows of the paper's tables and figures, and runs them.
+
+python -m benchmarks.paper list 'table1/*'
+python -m benchmarks.paper run 'glyphs/*' --seeds 0,1,2
+"""
 
 import argparse
 import pathlib
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.paper import reproduction
+from sat_tf.commands.main import report_errors
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_overrides, nonempty, seed, several
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.train import conclude_folder, unless_stopped
+from sat_tf.interruption import end_on_signals
 from sat_tf.messages import ProblemsError, RunError, say
-from sat_tf.training import reproduction
+from sat_tf.messages.terminal import make_console
 from sat_tf.training.config import config_text
 from sat_tf.training.run_folder import RunFolder
 
-DESCRIPTION = (
-    "Lists the rows of the paper's tables and figures with the printed values, and runs them, on "
-    "ImageNet or on other data. `sat-tf paper ACTION --help` explains an action."
-)
+DESCRIPTION = """\
+Lists the rows of the paper's tables and figures with the printed values, and runs them, on ImageNet
+or on other data. `python -m benchmarks.paper ACTION --help` explains an action."""
 EXAMPLES = """\
-examples:
-  sat-tf paper list 'table1/*'
-  sat-tf paper run table1/mobilenet_v2/4bits --data imagenet2012 --data_dir ~/tensorflow_datasets
-  sat-tf paper run 'table4/*' --data glyphs              in miniature: minutes a row, no download
-  sat-tf paper run 'glyphs/*' --seeds 0,1,2
-  sat-tf paper show table1/mobilenet_v2/4bits --data folder --data_dir photos > mine.yaml
-  sat-tf paper table 'table4/*'                          Markdown: the paper's values beside ours
+examples, each after `python -m benchmarks.paper`:
+  list 'table1/*'
+  run table1/mobilenet_v2/4bits --data imagenet2012 --data_dir ~/tensorflow_datasets
+  run 'table4/*' --data glyphs              in miniature: minutes a row, no download
+  run 'glyphs/*' --seeds 0,1,2
+  show table1/mobilenet_v2/4bits --data folder --data_dir photos > mine.yaml
+  table 'table4/*'                          Markdown: the paper's values beside ours
 """
 
 _RUN_DIR = "runs/paper"
 _RESULTS = "runs/paper/results.csv"
 
 
-def add_arguments(parser: Parser) -> None:
-    """Adds the command's arguments."""
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the actions and their arguments."""
+    actions = parser.add_subparsers(
+        title="actions", metavar="ACTION", required=True, parser_class=Parser
+    )
 
     def add(name: str, do: Any, summary: str, count: str) -> argparse.ArgumentParser:
         action: argparse.ArgumentParser = actions.add_parser(
@@ -61,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
         action.add_argument(
             "--data",
             metavar="NAME",
-            help="what to train on; `sat-tf paper list` names all; default: imagenet2012, and "
+            help="what to train on; `list` names all; default: imagenet2012, and "
             "glyphs for glyphs/*",
         )
         action.add_argument("--data_dir", metavar="DIR", help="folder of the images")
@@ -82,9 +92,17 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Does what the arguments ask for."""
-    return arguments.action(arguments, console) is not False
+def main(words: Sequence[str]) -> bool:
+    """Does what the words of a command line ask for; False where the outcome is bad."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
+    return arguments.action(arguments, make_console()) is not False
 
 
 def _list(arguments: argparse.Namespace, console: Console) -> None:
@@ -114,7 +132,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     jobs = _jobs(arguments)
     if len(jobs) > 1:
         raise RunError(
-            f"sat-tf paper show: received {len(jobs)} rows, expected one; name one of: "
+            f"show: received {len(jobs)} rows, expected one; name one of: "
             f"{', '.join(job.row for job in jobs)}."
         )
     say(console, config_text(jobs[0].config).rstrip())
@@ -138,5 +156,10 @@ def _table(arguments: argparse.Namespace, console: Console) -> None:
 def _found(patterns: list[str]) -> list[reproduction.Entry]:
     rows, problems = reproduction.find(patterns or ["*"])
     if problems:
-        raise RunError(ProblemsError("sat-tf paper", problems))
+        raise RunError(ProblemsError("rows of the paper", problems))
     return rows
+
+
+if __name__ == "__main__":
+    end_on_signals()
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))

@@ -7,9 +7,9 @@ import pathlib
 import pytest
 from rich.console import Console
 
-from sat_tf.training import reproduction as paper
+from benchmarks.paper import reproduction as paper
 from sat_tf.training.config import SHIPPED
-from tests.training.reproduction.fake import outcome
+from tests.benchmarks.paper.fake import outcome
 
 # -- rows of the paper -----------------------------------------------------------------------------
 

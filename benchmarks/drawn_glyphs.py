@@ -1,4 +1,10 @@
-"""A thousand printed characters as small pictures: a hard task that is drawn, not downloaded."""
+"""A thousand printed characters as small pictures: a hard task that is drawn, not downloaded.
+
+Where this module is imported, runs know the data set by the name `glyphs`; as a script it is
+`sat-tf train` that knows it.
+
+    python -m benchmarks.drawn_glyphs --config benchmarks/glyphs_w4a4.yaml
+"""
 
 import hashlib
 import inspect
@@ -15,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sat_tf.messages.validation import Seed, checked, up_to
+from sat_tf.training.data import DATA_SETS
 from sat_tf.training.data.source import Arrays, Folder, ImageSet, cache_folder, load_or_make
 
 # Every family and every style is held out once, in a combination that training never sees.
@@ -356,3 +363,11 @@ def _draw(
         arrays[f"{subset}_images"] = images.reshape(-1, *images.shape[2:])
         arrays[f"{subset}_labels"] = np.repeat(np.arange(num_classes, dtype=np.int32), count)
     return arrays
+
+
+DATA_SETS["glyphs"] = load_glyphs
+
+if __name__ == "__main__":
+    from sat_tf.commands.main import main
+
+    sys.exit(main(["train", *sys.argv[1:]]))

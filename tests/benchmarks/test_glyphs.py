@@ -6,7 +6,7 @@ import numpy as np
 import PIL
 import pytest
 
-from sat_tf.training.data import glyphs
+from benchmarks import drawn_glyphs as glyphs
 
 # -- typefaces -------------------------------------------------------------------------------------
 
