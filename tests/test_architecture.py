@@ -153,7 +153,7 @@ MOST_LINES = {
     "qat": 8143,
     "quantizers": 4091,
     "report": 740,
-    "training": 7226,
+    "training": 7243,
     ".": 1420,  # the modules beside the rooms, together
 }
 

@@ -158,8 +158,6 @@ REMOVED = {
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",
     "name=glyphs": "clone the repository, which draws it, and run python -m "
     "benchmarks.drawn_glyphs there in place of sat-tf train",
-    "distribution=tpu": "runs were never tried on TPUs: use another distribution, or train by fit "
-    "under your own TPUStrategy",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
     "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
     **{

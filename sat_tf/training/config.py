@@ -107,7 +107,7 @@ class Config(Section):
     calibration: Annotated[CalibrationConfig, Mapped] = CalibrationConfig()
     export: Annotated[ExportConfig, Mapped] = ExportConfig()
     recipes: Annotated[RecipesConfig, Mapped] = RecipesConfig()
-    distribution: Literal["auto", "none", "mirrored", "multi_worker"] = "auto"
+    distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = "auto"
 
     @field_validator("training")
     @classmethod

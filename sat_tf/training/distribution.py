@@ -21,14 +21,17 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     """Creates a strategy; to be called before anything else of TensorFlow.
 
     "none" is one device; "mirrored" all devices of this machine; "multi_worker" several machines,
-    which the environment variable TF_CONFIG describes; "auto" is multi_worker where TF_CONFIG names
-    several processes, mirrored where there are several GPUs, none otherwise.
+    which the environment variable TF_CONFIG describes; "tpu" the one that TPU_NAME names, or that
+    this machine has; "auto" is multi_worker where TF_CONFIG names several processes, tpu where
+    TPU_NAME is set, mirrored where there are several GPUs, none otherwise.
     """
     if name == "auto":
         name = "none"
         cluster = _cluster()[0] if os.environ.get("TF_CONFIG") else {}
         if sum(len(cluster.get(job, ())) for job in ("chief", "worker")) > 1:
             name = "multi_worker"
+        elif os.environ.get("TPU_NAME"):
+            name = "tpu"
         elif len(tf.config.list_physical_devices("GPU")) > 1:
             name = "mirrored"
     if name == "mirrored":
@@ -43,7 +46,20 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
                 f"({reason_of(error)}), expected every worker to start and to reach the others; "
                 "correct the addresses, and start the same command on all of them."
             ) from error
-    return tf.distribute.get_strategy()
+    if name != "tpu":
+        return tf.distribute.get_strategy()
+    tpu = os.environ.get("TPU_NAME", "")
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu or "local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, tf.errors.OpError, RuntimeError) as error:
+        raise RunError(
+            f"distribution='tpu': no TPU answers (TPU_NAME={tpu!r}: "
+            f"{str(error).splitlines()[0]}), expected one; set TPU_NAME, or choose another "
+            "distribution."
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
 
 
 def strategy_note(name: str, strategy: tf.distribute.Strategy) -> str | None:
@@ -65,7 +81,8 @@ def shard_of(strategy: tf.distribute.Strategy) -> Shard:
     """The shard of every global batch that this process computes."""
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
-    if not spec:
+    # A TPU's cluster lists the hosts that drive it, not this process.
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not spec:
         return Shard(replicas=strategy.num_replicas_in_sync)
     tasks = [(job, index) for job in ("chief", "worker") for index in range(len(spec.get(job, ())))]
     return Shard(

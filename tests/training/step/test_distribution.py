@@ -29,6 +29,7 @@ TASK = {"type": "worker", "index": 0}
 
 def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("TPU_NAME", raising=False)
     has_gpus = len(tf.config.list_physical_devices("GPU")) > 1
     for name in ("none",) if has_gpus else ("none", "auto"):
         strategy = make_strategy(name)
@@ -42,8 +43,10 @@ def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
 
 
 def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
+    monkeypatch.delenv("TPU_NAME", raising=False)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["here:1"]}, "task": TASK}))
-    assert not isinstance(make_strategy("auto"), tf.distribute.MultiWorkerMirroredStrategy)
+    others = tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.TPUStrategy
+    assert not isinstance(make_strategy("auto"), others)
 
 
 def test_a_port_in_use_is_named_before_anything_waits(monkeypatch):
