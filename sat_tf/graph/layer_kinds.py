@@ -221,6 +221,11 @@ def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> NativeFuncti
     return function_of(layer).native(layer) if is_npu or is_softmax(layer) else None
 
 
+def wide_native_of(layer: keras.layers.Layer) -> NativeFunction | None:
+    """The operator for a layer's function on codes of 16 bits, or None."""
+    return activations.wide_native(layer, native_of(layer))
+
+
 # -- several tensors, several places ---------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ def _power_of_two(scale: np.float32, *, most_bits: int) -> int | None:
 
 
 def _in_units(codes: np.ndarray, scale: np.float32, *, most_bits: int) -> np.ndarray:
-    """Returns codes in units of the table's input: a multiplier of 15 bits, cut off, and a shift."""
+    """Returns codes in units of the table's input: by a multiplier of 15 bits, cut off."""
     codes = codes.astype(np.int64)
     if (bits := _power_of_two(scale, most_bits=most_bits)) is not None:
         return codes * (3 << bits)

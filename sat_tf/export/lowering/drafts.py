@@ -67,6 +67,11 @@ class Draft(abc.ABC):
         """Returns whether it makes these codes itself from float inputs."""
         return False
 
+    def finer(self, codes: Codes) -> Codes:
+        """Returns codes of 16 bits that it makes, of which a QUANTIZE makes these of 8."""
+        lowest = 0 if codes.lowest == codes.zero_point else -(2**15)
+        return Codes.wide(np.float32(codes.scale / _FINER), lowest, unit=codes.unit)
+
     @abc.abstractmethod
     def lower(self, builder: "GraphBuilder", output: Tensor) -> str:
         """Adds operations that make `output`, codes from codes or floats; returns its name."""
@@ -135,8 +140,7 @@ class GraphBuilder:
                 f"{output.name}: received codes of fewer than 8 bits of a layer that reads 16, "
                 "expected 8; give the layers that read it activation_bits=8."
             )
-        scale, lowest = np.float32(codes.scale / _FINER), 0 if is_rectified else -(2**15)
-        fine = Codes.wide(scale, lowest, unit=codes.unit)
+        fine = draft.finer(codes)
         name = self.between(f"{output.name}_wide")
         source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
         return self.add(Requantize((source,), output.name), output.shape, codes)
