@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from sat_tf.arguments import training_argument
-from sat_tf.core.grid import off_halves, on_int8_codes
+from sat_tf.core import wide_functions
+from sat_tf.core.grid import WIDE_BITS, off_halves, on_int8_codes
 from sat_tf.core.recurrence import Functions
 from sat_tf.core.tensors import in_float32, namespace
-from sat_tf.exact.kernels import gates
+from sat_tf.exact.kernels import gates, wide
 from sat_tf.quantizers import table
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
 from sat_tf.quantizers.values import (
@@ -157,8 +158,14 @@ class QuantizingLayer(_Wrapper):
                 return self._call_layer(inputs, training)
 
     def _call_layer(self, inputs: Any, training: Any) -> Any:
-        """Calls the layer inside as it is."""
-        return self.layer(inputs, **training_argument(self.layer.call, training))
+        """Calls the layer inside; functions with codes of 16 bits are those of kernels."""
+        outputs = self.layer(inputs, **training_argument(self.layer.call, training))
+        is_wide = getattr(self.output_quantizer, "num_bits", None) == WIDE_BITS
+        if not is_wide or self.output_quantizer.observes_range:
+            return outputs
+        activation = getattr(self.layer, "activation", None)
+        name = getattr(activation, "__name__", type(self.layer).__name__.lower())
+        return _WIDE[name](inputs, outputs) if name in _WIDE else outputs
 
     def effective_kernel(self, training: Any = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""
@@ -187,6 +194,24 @@ class QuantizingLayer(_Wrapper):
                 specs |= {f"{_CELL}{name}": spec for name, spec in of_cell.items()}
             output_variables = self.make_variables(specs)
         return kernel_variables, output_variables
+
+
+def _sigmoid(x: Any, smooth: Any) -> Any:
+    return wide_functions.sigmoid(x, smooth, wide.sigmoid_table())
+
+
+def _swish(x: Any, smooth: Any) -> Any:
+    return x * _sigmoid(x, 0.5 + 0.5 * namespace(x).tanh(0.5 * x))
+
+
+# The functions of kernels of 16 bits, by their names in Keras.
+_WIDE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "sigmoid": _sigmoid,
+    "silu": _swish,
+    "swish": _swish,
+    "softmax": lambda x, smooth: wide_functions.softmax(x, smooth, *wide.tables(np.float64)),
+    "tanh": lambda x, smooth: wide_functions.tanh(x, smooth, wide.sigmoid_table()),
+}
 
 
 @functools.cache
