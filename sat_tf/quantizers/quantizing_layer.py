@@ -217,9 +217,9 @@ _WIDE: Mapping[str, Callable[[Any, Any], Any]] = {
 @functools.cache
 def functions_of_kernels() -> Functions:
     """The sigmoid and the tanh of LiteRT's LSTM."""
-    rules, numbers = gates.OF_LITERT, np.arange(-(1 << gates.WIDTH), 1 << gates.WIDTH)
+    rules, numbers = gates.OF_LITERT, np.arange(-(1 << wide.WIDTH), 1 << wide.WIDTH)
     tanhs = [rules.tanh(numbers, bits) for bits in range(gates.MOST_CELL_BITS + 1)]
-    unit = 2.0**-gates.WIDTH
+    unit = 2.0**-wide.WIDTH
     sigmoids = (rules.sigmoid(numbers) * unit).astype(np.float32)
     return Functions(sigmoids, (np.stack(tanhs) * unit).astype(np.float32))
 

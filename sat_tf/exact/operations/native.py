@@ -174,16 +174,15 @@ FIXED_GRIDS: Mapping[str, Codes] = {
 }
 
 
-def fixed_grid(operator: str, bits: int = 8) -> Codes | None:
-    """Returns the grid of an operator's codes of some bits, where TFLite fixes it."""
-    grid = FIXED_GRIDS.get(operator)
-    return FRACTIONS if grid and bits == WIDE else grid
+def fixed_grid(operator: str, bits: int) -> Codes:
+    """Returns the grid that TFLite fixes for an operator's codes of 8 or of 16 bits."""
+    return FRACTIONS if bits == WIDE else FIXED_GRIDS[operator]
 
 
 def takes_grid(operator: str, codes: Codes) -> bool:
     """Whether the kernels of an operator make codes of this grid."""
-    grid = fixed_grid(operator, codes.bits)
-    return grid is None or grid_of(grid) == grid_of(codes)
+    is_free = operator not in FIXED_GRIDS
+    return is_free or grid_of(fixed_grid(operator, codes.bits)) == grid_of(codes)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -419,8 +418,8 @@ class Softmax(Operation):
             raise NotUnderstoodError(f"its beta is {beta}")
         if (operator.source_codes() is None) != (codes is None):
             raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
-        if codes is not None and (grid := fixed_grid(cls.operator.name, codes.bits)):
-            expect_grid(grid, codes)
+        if codes is not None:
+            expect_grid(fixed_grid(cls.operator.name, codes.bits), codes)
         return cls((operator.source(),), operator.output.name, float(beta)), codes
 
     def expect_own_form(self, operator: OperatorView) -> None:

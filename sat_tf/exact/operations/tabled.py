@@ -12,6 +12,7 @@ from sat_tf.exact.kernels import wide
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations import arithmetic, movements, native
 from sat_tf.exact.operations import operation as shared
+from sat_tf.exact.operations.linear import SHARE_OF_WIDE
 from sat_tf.exact.operations.native import FIRST, STORED
 from sat_tf.exact.operations.operation import Basis, Call, Constant, Made, Operation, Row
 from sat_tf.exact.tflite.contents import NotUnderstoodError
@@ -174,6 +175,11 @@ class Computed(Tabled):
         if output.bits == WIDE and self.name in native.FIXED_GRIDS:
             return wide.scale_problem(source.scale)
         return self.row.problem(source.scale, output.scale)
+
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: these kernels have multipliers of 15 bits, and training all of them."""
+        by_15_bits = self.name in ("BATCH_MATMUL", "LOGISTIC", "TANH")
+        return SHARE_OF_WIDE if by_15_bits and WIDE in self.bits(graph) else 0.0
 
     def portability_of_codes(self, graph: Tensors) -> shared.Portability:
         if WIDE in self.bits(graph):
