@@ -37,7 +37,7 @@ def tanh(x: Tensor, smooth: Tensor, table: np.ndarray) -> Tensor:
 
 def _odd(n: Namespace, x: Tensor, table: np.ndarray, line: float, end: float) -> Tensor:
     """2^16 · sigmoid - 2^15 of magnitudes of a tensor, between entries `line` units apart."""
-    size = n.abs(round_half_up(in_float32(n, x) * _UNITS_TO_ONE))
+    size = n.minimum(n.abs(round_half_up(in_float32(n, x) * _UNITS_TO_ONE)), line * (_LAST + 1))
     place = _within(n, n.cast(n.floor(size / line), "int32"), _LAST)
     lower, rise = table - _HALF, np.append(np.diff(table), 0)
     entries = [n.take(n.constant(array, "float32"), place, axis=0) for array in (lower, rise)]

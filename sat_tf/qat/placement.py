@@ -536,8 +536,11 @@ def _of_inputs(
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
             is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
-            policies = (roles.policies[reader.name] for reader in roles.whole.consumers(tensor))
-            is_wide = any(policy.activation_bits == WIDE_BITS for policy in policies)
+            is_wide = any(
+                roles.policies[reader].activation_bits == WIDE_BITS
+                and roles.of[reader] is not Role.RECURRENCE
+                for reader in readers
+            )
             is_wide &= input_type == "float32" and not is_fixed
             quantizer = table.make_input_quantizer(
                 input_type=input_type,

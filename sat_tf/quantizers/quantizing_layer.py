@@ -209,7 +209,7 @@ _WIDE: Mapping[str, Callable[[Any, Any], Any]] = {
     "sigmoid": _sigmoid,
     "silu": _swish,
     "swish": _swish,
-    "softmax": lambda x, smooth: wide_functions.softmax(x, smooth, *wide.tables(np.float64)),
+    "softmax": lambda x, smooth: wide_functions.softmax(x, smooth, *wide.tables()),
     "tanh": lambda x, smooth: wide_functions.tanh(x, smooth, wide.sigmoid_table()),
 }
 

@@ -381,7 +381,7 @@ _WIDE = {
         product=MICRO.product,
         slopes=MICRO.slopes,
         leaky=MICRO.leaky,
-        softmax=functools.partial(wide.softmax, real=np.float32),
+        softmax=functools.partial(wide.softmax, precision="float32"),
     ),
     **_wide(TOSA, linear=_WIDE_PRODUCTS),
 }

@@ -158,8 +158,9 @@ class Tables(NamedTuple):
 
 
 @functools.cache
-def tables(real: type[np.floating[Any]]) -> Tables:
-    """Returns the tables that kernels compute in a type of real numbers."""
+def tables(precision: str = "float64") -> Tables:
+    """Returns the tables that kernels compute in a precision, "float64" or "float32"."""
+    real = np.dtype(precision).type
 
     def exponential(x: np.ndarray) -> np.ndarray:
         return np.exp(x.astype(np.float64)).astype(real)
@@ -179,9 +180,7 @@ def looked_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.asarray(table[place] + ((rise + 64) >> _OFFSET_BITS))
 
 
-def softmax(
-    stored: np.ndarray, scale: np.floating[Any], real: type[np.floating[Any]] = np.float64
-) -> np.ndarray:
+def softmax(stored: np.ndarray, scale: np.floating[Any], precision: str = "float64") -> np.ndarray:
     """Multiplies powers by the inverse of their exact sum, both from tables.
 
     LiteRT computes the tables in float64, and TFLite Micro in float32.
@@ -189,7 +188,7 @@ def softmax(
     >>> softmax(np.array([[0, 0]]), np.float64(1e-3)).tolist()
     [[16384, 16384]]
     """
-    exponentials, inverses_of_one_plus = tables(real)
+    exponentials, inverses_of_one_plus = tables(precision)
     differences = stored - np.max(stored, axis=-1, keepdims=True)
     scaled = rescaled(differences, float(scale) / (_LOWEST_EXPONENT / (2.0**16 - 1.0)))
     powers = looked_up(in_int16(scaled + 32767), exponentials)

@@ -132,15 +132,15 @@ class GraphBuilder:
     def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
         """Adds codes of 16 bits, which kernels make that read them, and those of 8 of them.
 
-        Only the ends of int8, or code 0, clip the codes of 8 bits.
+        Only the ends of int8, of those of 16 bits, or code 0, clip the codes of 8 bits.
         """
-        is_rectified = codes.lowest == codes.zero_point
-        if codes.highest != 127 or (codes.lowest != -128 and not is_rectified):
+        fine, is_rectified = draft.finer(codes), codes.lowest == codes.zero_point
+        is_whole = fine.real_range[0] > codes.real_range[0] - codes.real_scale / 2.0
+        if codes.highest != 127 or not (codes.lowest == -128 or is_rectified or is_whole):
             raise ValueError(
                 f"{output.name}: received codes of fewer than 8 bits of a layer that reads 16, "
                 "expected 8; give the layers that read it activation_bits=8."
             )
-        fine = draft.finer(codes)
         name = self.between(f"{output.name}_wide")
         source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
         return self.add(Requantize((source,), output.name), output.shape, codes)
