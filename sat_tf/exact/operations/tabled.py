@@ -177,9 +177,9 @@ class Computed(Tabled):
         return self.row.problem(source.scale, output.scale)
 
     def share_rounded_otherwise(self, graph: Tensors) -> float:
-        """See `Operation`: these kernels have multipliers of 15 bits, and training all of them."""
-        by_15_bits = self.name in ("BATCH_MATMUL", "LOGISTIC", "TANH")
-        return SHARE_OF_WIDE if by_15_bits and WIDE in self.bits(graph) else 0.0
+        """See `Operation`: multipliers have 15 bits, and a leaky rectifier rounds twice."""
+        is_coarse = self.name in ("BATCH_MATMUL", "LEAKY_RELU", "LOGISTIC", "TANH")
+        return SHARE_OF_WIDE if is_coarse and WIDE in self.bits(graph) else 0.0
 
     def portability_of_codes(self, graph: Tensors) -> shared.Portability:
         if WIDE in self.bits(graph):
