@@ -1,4 +1,4 @@
-"""Functions of 16 bits in training: those of kernels code by code, near the real ones, gradients."""
+"""Functions of 16 bits in training: codes of kernels, and gradients of the functions."""
 
 import numpy as np
 import pytest

@@ -67,7 +67,7 @@ def tanhs_by_table(near: np.ndarray) -> np.ndarray:
 
 
 def _power_of_two(scale: np.float32, *, most_bits: int) -> int | None:
-    """Returns the bits by which a scale is above 2^-12; None where it is none of these powers.
+    """Returns the power of two that a scale is, counted from 2^-12; None for other scales.
 
     Kernels take scales within 0.07 % for the power itself.
     """

@@ -270,7 +270,7 @@ def test_matrix_products_of_16_bits_are_in_float64_but_in_micro():
 
 
 def test_functions_of_16_bits_worked_by_hand():
-    """The table's entry for a sigmoid of 1 is 47911 / 2^16, and that for 2, of a tanh of 1, 57724."""
+    """The table has 47911 / 2^16 for a sigmoid of 1, and 57724 for one of 2, or a tanh of 1."""
     grids = Grids(np.float32(2.0**-13), wide.SCALE)  # 2^13 codes are one
     codes = np.array([-(2**13), 0, 2**13])
     for kernels in (of.on(16) for of in KERNEL_SETS.values()):
