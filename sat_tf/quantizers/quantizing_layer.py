@@ -165,7 +165,10 @@ class QuantizingLayer(_Wrapper):
             return outputs
         activation = getattr(self.layer, "activation", None)
         name = getattr(activation, "__name__", type(self.layer).__name__.lower())
-        return _WIDE[name](inputs, outputs) if name in _WIDE else outputs
+        if name not in _WIDE:
+            return outputs
+        tables = wide_functions.Tables(wide.sigmoid_table(), *wide.tables())
+        return _WIDE[name](inputs, outputs, tables)
 
     def effective_kernel(self, training: Any = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""
@@ -196,21 +199,12 @@ class QuantizingLayer(_Wrapper):
         return kernel_variables, output_variables
 
 
-def _sigmoid(x: Any, smooth: Any) -> Any:
-    return wide_functions.sigmoid(x, smooth, wide.sigmoid_table())
-
-
-def _swish(x: Any, smooth: Any) -> Any:
-    return x * _sigmoid(x, 0.5 + 0.5 * namespace(x).tanh(0.5 * x))
-
-
-# The functions of kernels of 16 bits, by their names in Keras.
-_WIDE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "sigmoid": _sigmoid,
-    "silu": _swish,
-    "swish": _swish,
-    "softmax": lambda x, smooth: wide_functions.softmax(x, smooth, *wide.tables()),
-    "tanh": lambda x, smooth: wide_functions.tanh(x, smooth, wide.sigmoid_table()),
+# Functions with codes of 16 bits, by their names in Keras.
+_WIDE: Mapping[str, Callable[..., Any]] = {
+    "sigmoid": wide_functions.sigmoid,
+    **dict.fromkeys(("silu", "swish"), wide_functions.swish),
+    "softmax": wide_functions.softmax,
+    "tanh": wide_functions.tanh,
 }
 
 

@@ -9,11 +9,11 @@ from sat_tf.exact.kernels import wide
 from sat_tf.exact.kernels.functions import Grids
 
 CODES = np.arange(-(2**15), 2**15)
-TABLE = wide.sigmoid_table()
+TABLES = wide_functions.Tables(wide.sigmoid_table(), *wide.tables())
 # Each with its kernel, and the function itself.
 FUNCTIONS = {
-    "sigmoid": (wide_functions.sigmoid, wide.logistic, tf.sigmoid),
-    "tanh": (wide_functions.tanh, wide.tanh, tf.tanh),
+    "sigmoid": (wide_functions.sigmoid, wide.curve(wide.sigmoids, 0), tf.sigmoid),
+    "tanh": (wide_functions.tanh, wide.curve(wide.tanhs, 1), tf.tanh),
 }
 
 
@@ -21,7 +21,7 @@ def _both(name, scale):
     """The fractions of 2^15 of training and of the kernel, for all codes of a scale."""
     function, kernel, smooth = FUNCTIONS[name]
     x = tf.constant(CODES.astype(np.float32) * scale)
-    found = function(x, smooth(x), TABLE).numpy() * 2.0**15
+    found = function(x, smooth(x), TABLES).numpy() * 2.0**15
     return found, kernel(CODES, Grids(scale, wide.SCALE))
 
 
@@ -48,7 +48,7 @@ def _logits(rows=500, classes=17):
 def test_a_softmax_has_the_codes_of_kernels_but_for_ties(scale):
     codes, scale = _logits(), np.float32(scale)
     x = tf.constant(codes.astype(np.float32) * scale)
-    found = wide_functions.softmax(x, tf.nn.softmax(x), *wide.tables()).numpy() * 2.0**15
+    found = wide_functions.softmax(x, tf.nn.softmax(x), TABLES).numpy() * 2.0**15
     expected = wide.softmax(codes, np.float64(scale))
     assert np.mean(found != expected) < 1e-3
     assert np.max(np.abs(found - expected)) <= 2
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_the_function(name):
     x = tf.constant([-20.0, -1.0, 0.0, 0.3, 7.0])
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
-        found, real = function(x, smooth(x), TABLE), smooth(x)
+        found, real = function(x, smooth(x), TABLES), smooth(x)
     np.testing.assert_array_equal(tape.gradient(found, x), tape.gradient(real, x))
 
 
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_function(name):
 def test_infinities_saturate_and_nan_stays_in_its_element(name):
     function, _, smooth = FUNCTIONS[name]
     x = tf.constant([-np.inf, np.inf, np.nan, 0.0])
-    low, high, nan, zero = function(x, smooth(x), TABLE).numpy()
+    low, high, nan, zero = function(x, smooth(x), TABLES).numpy()
     assert high == 1.0 - 2.0**-15
     assert low == (2.0**-15 if name == "sigmoid" else -high)
     assert np.isnan(nan)

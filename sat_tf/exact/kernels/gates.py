@@ -69,13 +69,13 @@ def _tanhs_of_micro(values: np.ndarray, bits: int) -> np.ndarray:
     shift = bits - GATE_BITS
     tripled = 3 * values.astype(np.int64)
     near = tripled << shift if shift >= 0 else fixed_point.shifted_up(tripled, -shift)
-    return wide.tanhs_by_table(near)
+    return wide.tanhs(near)
 
 
 # Both parts of a sum are clipped, and products are rounded twice.
 OF_MICRO = Gates(
     summed=lambda inputs, hidden: in_int16(inputs + in_int16(hidden)),
-    sigmoid=lambda values: wide.sigmoids_by_table(3 * values),
+    sigmoid=lambda values: wide.sigmoids(3 * values),
     tanh=_tanhs_of_micro,
     product=lambda x, y, bits: fixed_point.rescaled(x * y, 2.0**-bits),
     to_codes=lambda scale: 2.0 ** (-2 * WIDTH) / float(scale),

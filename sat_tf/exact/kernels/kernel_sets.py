@@ -354,8 +354,8 @@ def _wide(*rows: KernelSet, **rules: Any) -> dict[str, KernelSet]:
         ),
         "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
         "softmax": wide.softmax,
-        "logistic": wide.logistic,
-        "tanh": wide.tanh,
+        "logistic": wide.curve(wide.sigmoids, 0),
+        "tanh": wide.curve(wide.tanhs, 1),
         **rules,
     }
     return {
@@ -368,8 +368,8 @@ _WIDE_PRODUCTS = functools.partial(_products, rule=fixed_point.rounded_in_int64)
 _ON_ARMV7 = functools.partial(fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away)
 _BUILTIN = {
     "summed": _wide_sums,
-    "logistic": wide.logistic_by_gemmlowp,
-    "tanh": wide.tanh_by_gemmlowp,
+    "logistic": wide.curve(wide.sigmoids, 0, functions.sigmoids),
+    "tanh": wide.curve(wide.tanhs, 1, functions.tanhs),
 }
 _WIDE = {
     **_wide(X86, ARM, BUILTIN_X86, BUILTIN_ARM, quantized=BUILTIN_X86.quantized, **_BUILTIN),

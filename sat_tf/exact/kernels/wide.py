@@ -1,20 +1,16 @@
-"""Functions on codes of 16 bits: lines between the entries of tables, which give fractions of 2^15.
-
-All of LiteRT's kernels and TFLite Micro have the same tables, but for inputs whose scale is a power
-of two: see `logistic_by_gemmlowp`.
-"""
+"""Functions on codes of 16 bits: fractions of 2^15, on lines between the entries of tables."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from sat_tf.exact.kernels.fixed_point import rescaled, rounded_away, shifted_up
-from sat_tf.exact.kernels.functions import Curve, Grids, sigmoids, tanhs
+from sat_tf.exact.kernels.functions import Curve, FunctionRule, Grids
 
 WIDTH = 15  # bits of a positive int16
-# The grid of the results.
-SCALE = np.float32(2.0**-WIDTH)
+SCALE = np.float32(2.0**-WIDTH)  # of the results
 ALL = np.arange(-(1 << WIDTH), 1 << WIDTH)
 
 
@@ -23,14 +19,10 @@ def in_int16(values: np.ndarray) -> np.ndarray:
     return np.clip(values, -(1 << WIDTH), (1 << WIDTH) - 1)
 
 
-# -- sigmoid and tanh ------------------------------------------------------------------------------
-
 # The kernels interpolate between sigmoids of i / 24, fractions of 2^16. Each is moved by a 16th of
 # the second difference, so that lines between them are about as far below the curve as above it.
 _STEPS_TO_ONE, _ENTRIES, _SHARE = 24, 256, 16
 _SATURATED = 2**16 - 1
-# Units of the table's input, thirds of 2^-12, in one.
-UNITS = 3.0 * 2**12
 
 
 @functools.cache
@@ -52,150 +44,99 @@ def _interpolated(sizes: np.ndarray, bits: int, saturated: int) -> np.ndarray:
     return np.where(place < _ENTRIES - 1, (lower << bits) + fraction * (upper - lower), saturated)
 
 
-def sigmoids_by_table(near: np.ndarray) -> np.ndarray:
+def sigmoids(near: np.ndarray) -> np.ndarray:
     """Interpolates sigmoids, and rounds half up from 0 on; below 0, the same from 1 downwards."""
     size = _interpolated(np.abs(near), 9, 0x7FFF << 10)
     half = 1 << 9
     return np.where(near >= 0, size + half, (1 << 25) - size + half - 1) >> 10
 
 
-def tanhs_by_table(near: np.ndarray) -> np.ndarray:
+def tanhs(near: np.ndarray) -> np.ndarray:
     """Computes 2 · sigmoid(2x) - 1 with the same table."""
     size = _interpolated(np.abs(near), 8, 0xFFFF << 8)
     half = 1 << 7
     return np.where(near >= 0, size - (1 << 23) + half, (1 << 23) - size + half - 1) >> 8
 
 
-def _power_of_two(scale: np.float32, *, most_bits: int) -> int | None:
-    """Returns the power of two that a scale is, counted from 2^-12; None for other scales.
+def curve(
+    by_table: Callable[[np.ndarray], np.ndarray],
+    most_bits: int,
+    by_gemmlowp: Callable[[np.ndarray, int, int], np.ndarray] | None = None,
+) -> FunctionRule:
+    """Returns the rule of a sigmoid or a tanh, whose table reads thirds of 2^-12.
 
-    Kernels take scales within 0.07 % for the power itself.
-    """
-    power = np.log2(float(scale))
-    nearest = int(np.rint(power))
-    bits = nearest + 12
-    return bits if abs(power - nearest) < 1e-3 and 0 <= bits <= most_bits else None
+    Codes are brought there by a multiplier that is cut off at 15 bits. A scale within 0.07 % of
+    2^-12, or up to `most_bits` larger powers of two, counts as that: the builtin kernels have
+    another function there, and the others a multiplier of 3.
 
-
-def _in_units(codes: np.ndarray, scale: np.float32, *, most_bits: int) -> np.ndarray:
-    """Returns codes in units of the table's input: by a multiplier of 15 bits, cut off."""
-    codes = codes.astype(np.int64)
-    if (bits := _power_of_two(scale, most_bits=most_bits)) is not None:
-        return codes * (3 << bits)
-    multiplier, shift = float(scale) * UNITS, 0
-    while multiplier <= 32767.0 / 2.0 and shift <= 30:
-        multiplier, shift = 2.0 * multiplier, shift + 1
-    return shifted_up(codes * int(multiplier), shift)
-
-
-def logistic(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Computes a sigmoid with a table: all kernels, but for some scales.
-
-    >>> logistic(np.array([-32768, 0, 2048, 32767]), Grids(np.float32(3e-4), SCALE)).tolist()
+    >>> rule = curve(sigmoids, 0)
+    >>> rule(np.array([-32768, 0, 2048, 32767]), Grids(np.float32(3e-4), SCALE)).tolist()
     [2, 16384, 21265, 32766]
     """
-    return sigmoids_by_table(_in_units(codes, grids.scale, most_bits=0))
 
+    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
+        codes, power = codes.astype(np.int64), np.log2(float(grids.scale)) + 12.0
+        bits = int(np.rint(power))
+        if abs(power - bits) < 1e-3 and 0 <= bits <= most_bits:
+            if by_gemmlowp is None:
+                return by_table(3 * codes << bits)
+            return by_gemmlowp(in_int16(codes << bits), 3, WIDTH)
+        multiplier, shift = float(grids.scale) * 3.0 * 2**12, 0
+        if multiplier > _SATURATED:  # kernels leave int32
+            raise ValueError(f"its scale of {grids.scale:.4g} is too large for its kernels")
+        while multiplier <= 32767.0 / 2.0 and shift <= 30:
+            multiplier, shift = 2.0 * multiplier, shift + 1
+        return by_table(shifted_up(codes * int(multiplier), shift))
 
-def tanh(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Computes a tanh with a table: all kernels, but for some scales."""
-    return tanhs_by_table(_in_units(codes, grids.scale, most_bits=1))
-
-
-def logistic_by_gemmlowp(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Computes a sigmoid by gemmlowp where the scale is 2^-12: the builtin kernels."""
-    if _power_of_two(grids.scale, most_bits=0) is None:
-        return logistic(codes, grids)
-    return sigmoids(codes.astype(np.int64), 3, WIDTH)
-
-
-def tanh_by_gemmlowp(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Computes a tanh by gemmlowp where the scale is 2^-12 or 2^-11: the builtin kernels."""
-    bits = _power_of_two(grids.scale, most_bits=1)
-    if bits is None:
-        return tanh(codes, grids)
-    return tanhs(in_int16(codes.astype(np.int64) << bits), 3, WIDTH)
-
-
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-30, 32767.0 / UNITS
-
-
-def scale_problem(scale: np.float32) -> str | None:
-    """Returns why the tables do not take the scale of an input, with the fix; None if they do."""
-    if _SMALLEST_SCALE < scale <= _LARGEST_SCALE:
-        return None
-    return (
-        f"received a sigmoid or a tanh of codes whose scale is {scale:.4g}, expected more than "
-        f"{_SMALLEST_SCALE:.2g} and at most {_LARGEST_SCALE:.4g}; a clipping level is far from its "
-        "values: call sat_tf.calibrate, or train longer."
-    )
+    return rule
 
 
 # -- softmax ---------------------------------------------------------------------------------------
 
 _STEPS, _OFFSET_BITS = 512, 7
-_LOWEST_EXPONENT = 10.0  # e to the power of less counts as that of -10
-
-
-def _table(curve: Curve, low: float, high: float, real: type[np.floating[Any]]) -> np.ndarray:
-    """Returns a curve's fractions of 2^15 at 513 places, moved by half of the error between two.
-
-    It is computed in a type of real numbers, whose rounding decides some of the last bits.
-    """
-    step, unit = real((high - low) / _STEPS), real(2.0**WIDTH)
-    places = real(low) + step * np.arange(_STEPS + 1, dtype=real)
-    at, between = rounded_away(curve(places) * unit), rounded_away(curve(places + step / 2) * unit)
-    middle = rounded_away((curve(places + step) * unit + at) / 2)
-    moved = at - rounded_away((middle - between) / 2)
-    return in_int16(np.append(moved[:-1], at[-1:])).astype(np.int64)
-
-
-class Tables(NamedTuple):
-    """The tables of a softmax."""
-
-    exponentials: np.ndarray  # e to the power of -10 to 0.
-    inverses: np.ndarray  # 1 / (1 + x) of 0 to 1.
+_LOWEST = -10.0  # e to the power of less counts as that of it
 
 
 @functools.cache
-def tables(precision: str = "float64") -> Tables:
-    """Returns the tables that kernels compute in a precision, "float64" or "float32"."""
+def tables(precision: str = "float64") -> tuple[np.ndarray, np.ndarray]:
+    """Returns e to the power of -10 to 0, and 1 / (1 + x) of 0 to 1: fractions of 2^15.
+
+    LiteRT computes these 513 entries in float64, and TFLite Micro in float32. Each is moved by half
+    of the error between two.
+    """
     real = np.dtype(precision).type
 
-    def exponential(x: np.ndarray) -> np.ndarray:
-        return np.exp(x.astype(np.float64)).astype(real)
+    def table(function: Curve, low: float) -> np.ndarray:
+        step, unit = real(max(1.0, -low) / _STEPS), real(2.0**WIDTH)
+        places = real(low) + step * np.arange(_STEPS + 1, dtype=real)
+        at, between = (rounded_away(function(x) * unit) for x in (places, places + step / 2))
+        middle = rounded_away((function(places + step) * unit + at) / 2)
+        moved = at - rounded_away((middle - between) / 2)
+        return in_int16(np.append(moved[:-1], at[-1:])).astype(np.int64)
 
-    def inverse(x: np.ndarray) -> np.ndarray:
-        return np.asarray(real(1.0) / (real(1.0) + x))
-
-    ends = -_LOWEST_EXPONENT, 0.0
-    return Tables(_table(exponential, *ends, real), _table(inverse, 0.0, 1.0, real))
+    powers = table(lambda x: np.exp(x.astype(np.float64)).astype(real), _LOWEST)
+    return powers, table(lambda x: np.asarray(real(1.0) / (real(1.0) + x)), 0.0)
 
 
-def looked_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
+def _looked_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Interpolates between the entries of a table of 513, by values of 16 bits."""
     place = (values >> _OFFSET_BITS) + _STEPS // 2
-    offset = values & ((1 << _OFFSET_BITS) - 1)
-    rise = (table[place + 1] - table[place]) * offset
+    rise = (table[place + 1] - table[place]) * (values & ((1 << _OFFSET_BITS) - 1))
     return np.asarray(table[place] + ((rise + 64) >> _OFFSET_BITS))
 
 
 def softmax(stored: np.ndarray, scale: np.floating[Any], precision: str = "float64") -> np.ndarray:
     """Multiplies powers by the inverse of their exact sum, both from tables.
 
-    LiteRT computes the tables in float64, and TFLite Micro in float32.
-
     >>> softmax(np.array([[0, 0]]), np.float64(1e-3)).tolist()
     [[16384, 16384]]
     """
-    exponentials, inverses_of_one_plus = tables(precision)
     differences = stored - np.max(stored, axis=-1, keepdims=True)
-    scaled = rescaled(differences, float(scale) / (_LOWEST_EXPONENT / (2.0**16 - 1.0)))
-    powers = looked_up(in_int16(scaled + 32767), exponentials)
+    scaled = rescaled(differences, float(scale) / (-_LOWEST / _SATURATED))
+    powers = _looked_up(in_int16(scaled + 32767), tables(precision)[0])
     sums = np.sum(powers, axis=-1, keepdims=True)
     # The sums are 2^bits · (1 + x), and the table reads x from -2^15 on.
     bits = np.frexp(sums.astype(np.float64))[1].astype(np.int64)
     fractions = ((sums << (31 - bits)) + (1 << 13)) >> 14
-    inverses = looked_up(in_int16(fractions - (1 << 15) - (1 << 16)), inverses_of_one_plus)
-    products = shifted_up(powers * inverses, bits - 1)
-    return np.clip(products, 0, 32767).astype(np.int32)
+    inverses = _looked_up(in_int16(fractions - (3 << WIDTH)), tables(precision)[1])
+    return np.clip(shifted_up(powers * inverses, bits - 1), 0, 32767).astype(np.int32)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.kernels import wide
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations import arithmetic, movements, native
 from sat_tf.exact.operations import operation as shared
@@ -172,8 +171,6 @@ class Computed(Tabled):
 
     def scale_problem(self, graph: Tensors) -> str | None:
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        if output.bits == WIDE and self.name in native.FIXED_GRIDS:
-            return wide.scale_problem(source.scale)
         return self.row.problem(source.scale, output.scale)
 
     def share_rounded_otherwise(self, graph: Tensors) -> float:
