@@ -16,7 +16,7 @@ from sat_tf.core import wide_functions
 from sat_tf.core.grid import WIDE_BITS, off_halves, on_int8_codes
 from sat_tf.core.recurrence import Functions
 from sat_tf.core.tensors import in_float32, namespace
-from sat_tf.exact.kernels import gates, wide
+from sat_tf.exact.kernels import functions, gates, wide
 from sat_tf.quantizers import table
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
 from sat_tf.quantizers.values import (
@@ -165,10 +165,8 @@ class QuantizingLayer(_Wrapper):
             return outputs
         activation = getattr(self.layer, "activation", None)
         name = getattr(activation, "__name__", type(self.layer).__name__.lower())
-        if name not in _WIDE:
-            return outputs
-        tables = wide_functions.Tables(wide.sigmoid_table(), *wide.tables())
-        return _WIDE[name](inputs, outputs, tables)
+        tables = wide.sigmoid_table(), *wide.tables()
+        return _WIDE[name](inputs, outputs, tables) if name in _WIDE else outputs
 
     def effective_kernel(self, training: Any = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""
@@ -211,9 +209,9 @@ _WIDE: Mapping[str, Callable[..., Any]] = {
 @functools.cache
 def functions_of_kernels() -> Functions:
     """The sigmoid and the tanh of LiteRT's LSTM."""
-    rules, numbers = gates.OF_LITERT, np.arange(-(1 << wide.WIDTH), 1 << wide.WIDTH)
+    rules, numbers = gates.OF_LITERT, np.arange(-(1 << functions.WIDTH_16), 1 << functions.WIDTH_16)
     tanhs = [rules.tanh(numbers, bits) for bits in range(gates.MOST_CELL_BITS + 1)]
-    unit = 2.0**-wide.WIDTH
+    unit = 2.0**-functions.WIDTH_16
     sigmoids = (rules.sigmoid(numbers) * unit).astype(np.float32)
     return Functions(sigmoids, (np.stack(tanhs) * unit).astype(np.float32))
 

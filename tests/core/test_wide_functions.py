@@ -9,7 +9,7 @@ from sat_tf.exact.kernels import wide
 from sat_tf.exact.kernels.functions import Grids
 
 CODES = np.arange(-(2**15), 2**15)
-TABLES = wide_functions.Tables(wide.sigmoid_table(), *wide.tables())
+TABLES = wide.sigmoid_table(), *wide.tables()
 # Each with its kernel, and the function itself.
 FUNCTIONS = {
     "sigmoid": (wide_functions.sigmoid, wide.curve(wide.sigmoids, 0), tf.sigmoid),

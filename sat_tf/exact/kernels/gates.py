@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sat_tf.exact.kernels import fixed_point, functions, wide
-from sat_tf.exact.kernels.wide import ALL, WIDTH, in_int16
+from sat_tf.exact.kernels.functions import WIDTH_16 as WIDTH
+from sat_tf.exact.kernels.functions import in_int16
 
 GATE_BITS = 3
 # Kernels have a tanh for cells with 0 to 6 bits in front of their point.
@@ -34,29 +35,23 @@ class Gates(NamedTuple):
     takes_grid_of_state: bool = False
 
 
-def _looked_up(values: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Returns a function's result from those of all numbers of 16 bits."""
-    return np.asarray(table[values + (1 << WIDTH)])
+_ALL = np.arange(-(1 << WIDTH), 1 << WIDTH)
 
 
 # -- LiteRT ----------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _sigmoids_of_gemmlowp() -> np.ndarray:
-    return functions.sigmoids(ALL, GATE_BITS, WIDTH)
-
-
-@functools.cache
-def _tanhs_of_gemmlowp(bits: int) -> np.ndarray:
-    return functions.tanhs(ALL, bits, WIDTH)
+def _of_all(function: Callable[..., np.ndarray], bits: int) -> np.ndarray:
+    """Returns gemmlowp's results for all numbers of 16 bits."""
+    return function(_ALL, bits, WIDTH)
 
 
 # All of LiteRT's kernels, with and without vectors: gemmlowp's functions, and one rounding each.
 OF_LITERT = Gates(
     summed=lambda inputs, hidden: in_int16(inputs + hidden),
-    sigmoid=lambda values: _looked_up(values, _sigmoids_of_gemmlowp()),
-    tanh=lambda values, bits: _looked_up(values, _tanhs_of_gemmlowp(bits)),
+    sigmoid=lambda values: _of_all(functions.sigmoids, GATE_BITS)[values - _ALL[0]],
+    tanh=lambda values, bits: _of_all(functions.tanhs, bits)[values - _ALL[0]],
     product=lambda x, y, bits: fixed_point.shifted_away(x * y, bits),
     to_codes=lambda scale: float(np.float32(2.0 ** (-2 * WIDTH) / float(scale))),
 )

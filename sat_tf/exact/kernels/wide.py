@@ -7,17 +7,10 @@ from typing import Any
 import numpy as np
 
 from sat_tf.exact.kernels.fixed_point import rescaled, rounded_away, shifted_up
-from sat_tf.exact.kernels.functions import Curve, FunctionRule, Grids
+from sat_tf.exact.kernels.functions import WIDTH_16 as WIDTH
+from sat_tf.exact.kernels.functions import Curve, FunctionRule, Grids, in_int16
 
-WIDTH = 15  # bits of a positive int16
 SCALE = np.float32(2.0**-WIDTH)  # of the results
-ALL = np.arange(-(1 << WIDTH), 1 << WIDTH)
-
-
-def in_int16(values: np.ndarray) -> np.ndarray:
-    """Clips integers to those of 16 bits."""
-    return np.clip(values, -(1 << WIDTH), (1 << WIDTH) - 1)
-
 
 # The kernels interpolate between sigmoids of i / 24, fractions of 2^16. Each is moved by a 16th of
 # the second difference, so that lines between them are about as far below the curve as above it.

@@ -120,31 +120,24 @@ _TANHS = Codes(np.float32(1.0 / 128.0), 0)
 _LEAKY = Written(2, "LeakyReluOptions")
 
 
+_OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "TANH")
+
+
 def _function(name: str, rule: Rule, *options: str, **fields: Any) -> Row:
-    return Row(name, rule, options, of_one_value=True, **fields)
+    takes_wide = name in _OF_16_BITS
+    return Row(name, rule, options, of_one_value=True, takes_wide=takes_wide, **fields)
 
 
 ROWS = (
     _function(
         "ABS",
         _by(lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes)),
-        takes_wide=True,
         written=Written(2, "AbsOptions"),
     ),
     _function(
-        "LOGISTIC",
-        _by(lambda kernels: kernels.logistic),
-        takes_wide=True,
-        grid=PROBABILITIES,
-        written=Written(2),
+        "LOGISTIC", _by(lambda kernels: kernels.logistic), grid=PROBABILITIES, written=Written(2)
     ),
-    _function(
-        "TANH",
-        _by(lambda kernels: kernels.tanh),
-        takes_wide=True,
-        grid=_TANHS,
-        written=Written(2),
-    ),
+    _function("TANH", _by(lambda kernels: kernels.tanh), grid=_TANHS, written=Written(2)),
     _function(
         "ELU", _by(lambda kernels: functions.by_table(_elu, kernels.tabulated)), written=Written(1)
     ),
@@ -155,9 +148,7 @@ ROWS = (
         problem=functions.hard_swish_problem,
         written=Written(1, "HardSwishOptions"),
     ),
-    _function(
-        "LEAKY_RELU", _by(lambda kernels: kernels.leaky), "alpha", takes_wide=True, written=_LEAKY
-    ),
+    _function("LEAKY_RELU", _by(lambda kernels: kernels.leaky), "alpha", written=_LEAKY),
     *(_function(end.value, _rectifier(end)) for end in Activation if end is not Activation.NONE),
     _function("EXP", _saturating(np.exp)),
     _function("LOG", _saturating(np.log)),

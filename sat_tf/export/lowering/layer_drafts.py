@@ -653,14 +653,14 @@ class NativeDraft(Draft):
 
     def _of_wide(self, builder: GraphBuilder, output: Tensor, codes: Codes) -> str:
         """Adds the operator on codes of 16 bits, and for a swish the product with its input."""
-        source, name, operator = builder.widened(self.inputs[0]), output.name, self.native.operator
-        if operator == Softmax.operator.name:
-            return builder.add(Softmax((source,), name), output.shape, codes)
-        if not self.native.is_gate:
-            operation = Computed((source,), name, operator, options=self.native.settings)
+        source, native = builder.widened(self.inputs[0]), self.native
+        name = builder.between(f"{output.name}_gate") if native.is_gate else output.name
+        operation: Operation = Softmax((source,), name)
+        if native.operator != Softmax.operator.name:
+            operation = Computed((source,), name, native.operator, options=native.settings)
+        if not native.is_gate:
             return builder.add(operation, output.shape, codes)
-        gate = Computed((source,), builder.between(f"{name}_sigmoid"), operator)
-        factors = source, builder.add(gate, output.shape, FRACTIONS)
+        factors = source, builder.add(operation, output.shape, FRACTIONS)
         return PairDraft.of(Pointwise.PRODUCT, factors).lower(builder, output)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:

@@ -1,6 +1,5 @@
 """Activation functions, also those of Keras 3 alone, and the layers that apply them."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -112,8 +111,7 @@ _LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
 _SOFTMAX = NativeFunction("SOFTMAX", ends=Reach(0.0, highest=255.0 / 256.0))
 _PRELU = NativeFunction("PRELU", weights=shared_layers.INT8_WEIGHTS["PReLU"])
 _TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
-# The operators with kernels for codes of 16 bits.
-_WIDE = ("ABS", "LEAKY_RELU", "LOGISTIC", "SOFTMAX", "TANH")
+SWISH_OF_16_BITS = NativeFunction("LOGISTIC", is_gate=True)
 SWISHES = ("silu", "swish")
 
 
@@ -231,16 +229,6 @@ def _activation_reach(layer: Any) -> Reach:
 def _activation_native(layer: Any) -> NativeFunction | None:
     row = ACTIVATIONS.get(activation_name(layer))
     return None if row is None else row.native
-
-
-def wide_native(layer: Any, native: NativeFunction | None) -> NativeFunction | None:
-    """The operator for a layer's function on codes of 16 bits, from that for 8, or None."""
-    if isinstance(layer, L.Activation) and activation_name(layer) in SWISHES:
-        return dataclasses.replace(_LOGISTIC, ends=None, is_gate=True)
-    if native is None or native.operator not in _WIDE:
-        return None
-    ends = native.ends and dataclasses.replace(native.ends, highest=1.0 - 2.0**-15)
-    return dataclasses.replace(native, ends=ends)
 
 
 def _rectifier_role(layer: Any) -> Role:
