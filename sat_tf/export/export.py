@@ -277,7 +277,7 @@ def export_tflite(
             outputs without codes, otherwise "float32". Integers are the last codes of the file:
             real value = scale · (integer - zero point), with the numbers of the output tensor;
             those of 16 bits are int16 with "int8", and uint8 ones are 128 more. A softmax then has
-            probabilities in steps of 1/256.
+            probabilities in steps of 1/256, or of 1/32768 with 16 bits.
         states: {"output name": "input name"}: outputs of a streaming model that the app feeds back
             to inputs with the next frame: int8 codes of one scale and zero point, whatever
             `output_type` says, which start at the zero point. `BitPolicy(states=...)` ties them,

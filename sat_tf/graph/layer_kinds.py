@@ -1,5 +1,6 @@
 """The registry of layer kinds: what sat-tf knows of each class of Keras layers, and how to ask."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,8 @@ KINDS: Kinds = {
 
 # The row of layers of which nothing is known.
 _UNKNOWN = LayerKind(quantized=False)
+# The operators of functions with kernels for codes of 16 bits.
+_OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "SOFTMAX", "TANH")
 
 
 def find_support(layer: keras.layers.Layer) -> LayerKind:
@@ -219,6 +222,17 @@ def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> NativeFuncti
     NPUs have many. Of the others, CPUs compute a softmax alone without a table of codes.
     """
     return function_of(layer).native(layer) if is_npu or is_softmax(layer) else None
+
+
+def wide_native_of(layer: keras.layers.Layer) -> NativeFunction | None:
+    """The operator for a layer's function on codes of 16 bits, or None."""
+    if isinstance(layer, keras.layers.Activation) and activation_name(layer) in activations.SWISHES:
+        return activations.SWISH_OF_16_BITS
+    native = native_of(layer)
+    if native is None or native.operator not in _OF_16_BITS:
+        return None
+    ends = native.ends and dataclasses.replace(native.ends, highest=1.0 - 2.0**-15)
+    return dataclasses.replace(native, ends=ends)
 
 
 # -- several tensors, several places ---------------------------------------------------------------

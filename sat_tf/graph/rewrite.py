@@ -12,7 +12,7 @@ from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.graph import layer_kinds, operations, recurrent
 from sat_tf.graph.feature_normalization import replacements_of_normalizations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
-from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
+from sat_tf.graph.layers.activations import REACHES, SWISHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.layers.unquantized import LeftFloat
 from sat_tf.graph.network import (
@@ -394,7 +394,6 @@ class _Rewriter:
 
 # -- functions in the forms that NPUs have operators for -------------------------------------------
 
-_SWISHES = ("swish", "silu")
 # The slope and offset of each function below its ceiling of 1, by the functions' names.
 _HARD_SIGMOIDS = {"hard_sigmoid": (0.2, 0.5), "relu6_sigmoid": (1.0 / 6.0, 0.5)}
 
@@ -415,7 +414,7 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
         return _hard_swish(call)
     name = layer_kinds.activation_name(call.layer)
     tensor = call.node.call_args[0]
-    if name in _SWISHES:
+    if name in SWISHES:
         gate = new_layer("Activation", "sigmoid", suffix="sigmoid")
         return Replacement([tensor], [gate, new_layer("Multiply", reads=(0, 1))])
     if name not in _HARD_SIGMOIDS:

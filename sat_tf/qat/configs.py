@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.core.grid import WIDE_BITS
 from sat_tf.exact.targets.processors import PROCESSORS, saved_target, target_problem
 from sat_tf.graph import layer_kinds, shared_layers
 from sat_tf.graph.layers.kind import NativeFunction, Role
@@ -140,6 +141,8 @@ class PlacedConfig(_ConfigOfScheme):
 
     def native_of(self, layer: keras.layers.Layer) -> NativeFunction | None:
         """The operator by which the processor of the file computes the layer's function, if any."""
+        if getattr(self.output, "num_bits", None) == WIDE_BITS:
+            return layer_kinds.wide_native_of(layer)
         is_npu = self.target is not None and PROCESSORS[self.target].native
         return layer_kinds.native_of(layer, is_npu=is_npu)
 

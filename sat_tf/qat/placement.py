@@ -48,8 +48,6 @@ _SATURATE_AT_8_BITS = (
 )
 # The bits of the codes that an LSTM's kernel reads and makes.
 _BITS_OF_STATES = 8
-# Layers without kernels for codes of 16 bits.
-_OF_8_BITS = (Role.FUNCTION, Role.MATRIX_PRODUCT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +303,7 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     native = roles.native(name)
     has_own_grid = native is not None and native.ends is not None
     if has_own_grid and kinds & INTEGERS and stream_bits and not floats:
-        return _Grid(8, is_stream=True)
+        return _Grid(WIDE_BITS if roles.is_wide(name) else 8, is_stream=True)
     reach = roles.ranges.reach(name)
     # Only the ends of int8 clip the codes that such a kernel makes.
     saturates = role in _SATURATE_AT_8_BITS
@@ -412,7 +410,7 @@ def _start(
     has_own_reach = is_function and not layer_kinds.keeps_range(layer)
     # A gated swish, or the mean of one, reaches no further below 0 than the swish.
     reaches = behind_layer and (has_own_reach or (negative and reach.has_lowest_alone))
-    if behind_layer and bits == 8 and (native := roles.native(name)) and native.ends:
+    if behind_layer and bits >= 8 and (native := roles.native(name)) and native.ends:
         reach = native.ends
     # Codes of a skewed stream would often be ties of a coarser skewed grid: 255 is 15 times 17.
     is_requantized = not behind_layer and bits < 8
@@ -483,7 +481,12 @@ def _without_wide_kernels(
     """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
     for name, quantizer in outputs.items():
         kinds = {reader: demand for reader, demand in demands.of[name].items() if reader}
-        without = [layer for layer in (name, *kinds) if roles.of[layer] in _OF_8_BITS]
+        without = [
+            layer
+            for layer in (name, *kinds)
+            if roles.of[layer] is Role.FUNCTION
+            and layer_kinds.wide_native_of(roles.network[layer].layer) is None
+        ]
         if _bits_of(quantizer) != WIDE_BITS or not without:
             continue
         linear = (reader for reader, demand in kinds.items() if demand == "linear")
@@ -533,8 +536,11 @@ def _of_inputs(
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
             is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
-            policies = (roles.policies[reader.name] for reader in roles.whole.consumers(tensor))
-            is_wide = any(policy.activation_bits == WIDE_BITS for policy in policies)
+            is_wide = any(
+                roles.policies[reader].activation_bits == WIDE_BITS
+                and roles.of[reader] is not Role.RECURRENCE
+                for reader in readers
+            )
             is_wide &= input_type == "float32" and not is_fixed
             quantizer = table.make_input_quantizer(
                 input_type=input_type,

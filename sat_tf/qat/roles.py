@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sat_tf.core.grid import WIDE_BITS
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
@@ -68,12 +69,20 @@ class Roles:
         """The operator by which the processor of the policy computes a layer's function."""
         if self.of[name] is not Role.FUNCTION:
             return None
+        if self.is_wide(name):
+            return layer_kinds.wide_native_of(self.network[name].layer)
         is_npu = self.policy.processor.native
         readers = [self.of[reader] for reader in self.demands(name) if reader]
         # CPUs compute a softmax on codes for attention, whose products are on codes.
         if not is_npu and Role.MATRIX_PRODUCT not in readers:
             return None
         return layer_kinds.native_of(self.network[name].layer, is_npu=is_npu)
+
+    def is_wide(self, name: str) -> bool:
+        """Whether a function makes 16 bits: its streams have them, or a linear layer reads them."""
+        readers = [reader for reader, demand in self.demands(name).items() if demand == "linear"]
+        bits = {self.policies[reader].activation_bits for reader in readers if reader}
+        return WIDE_BITS in bits | {self.policies[name].stream_bits}
 
     @property
     def ranges(self) -> ValueRanges:

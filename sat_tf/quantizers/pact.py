@@ -123,7 +123,8 @@ class PactQuantizer(UpToItsLevel):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         reach = request.reach
-        if request.num_bits == grid.WIDE_BITS:  # around 0
+        has_own_grid = reach is not None and reach.highest not in (None, 1.0)
+        if request.num_bits == grid.WIDE_BITS and not has_own_grid:  # around 0
             signed = request.signed or (reach is not None and reach.is_negative)
             request = dataclasses.replace(request, reach=None, skews=False, signed=signed)
             reach = None
@@ -268,7 +269,7 @@ class FixedGridQuantizer(_FixedQuantizer):
     """Quantizes the result of a function to the codes that its operator in a file has.
 
     It is `asymmetric.quantize_offset` with constant ends: TFLite gives a sigmoid the scale
-    1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128.
+    1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128; both 1/32768 with 16 bits.
     """
 
     is_symmetric = False
@@ -287,14 +288,18 @@ class FixedGridQuantizer(_FixedQuantizer):
         ends = {"lowest": reach.lowest or 0.0, "highest": reach.highest or 1.0}
         return {**super().asked(request), **ends}
 
+    @property
+    def _grid_bits(self) -> int:
+        return grid.bits_in_file(self.num_bits, signed=self.signed)
+
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        bits = bits_of(self.num_bits, variables)
+        bits = bits_of(self._grid_bits, variables)
         return asymmetric.quantize_offset(
             inputs, self.highest, bits, lowest=self.lowest, surrogate=self.estimator
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
-        return _from_lowest(self.highest, self.num_bits, self.lowest)
+        return _from_lowest(self.highest, self._grid_bits, self.lowest)
 
 
 def _up_to(highest: Any, num_bits: int, signed: bool) -> CodeRange:

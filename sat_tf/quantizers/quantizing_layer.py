@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from sat_tf.arguments import training_argument
-from sat_tf.core.grid import off_halves, on_int8_codes
+from sat_tf.core import wide_functions
+from sat_tf.core.grid import WIDE_BITS, off_halves, on_int8_codes
 from sat_tf.core.recurrence import Functions
 from sat_tf.core.tensors import in_float32, namespace
-from sat_tf.exact.kernels import gates
+from sat_tf.exact.kernels import functions, gates, wide
 from sat_tf.quantizers import table
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
 from sat_tf.quantizers.values import (
@@ -157,8 +158,15 @@ class QuantizingLayer(_Wrapper):
                 return self._call_layer(inputs, training)
 
     def _call_layer(self, inputs: Any, training: Any) -> Any:
-        """Calls the layer inside as it is."""
-        return self.layer(inputs, **training_argument(self.layer.call, training))
+        """Calls the layer inside; functions with codes of 16 bits are those of kernels."""
+        outputs = self.layer(inputs, **training_argument(self.layer.call, training))
+        is_wide = getattr(self.output_quantizer, "num_bits", None) == WIDE_BITS
+        if not is_wide or self.output_quantizer.observes_range:
+            return outputs
+        activation = getattr(self.layer, "activation", None)
+        name = getattr(activation, "__name__", type(self.layer).__name__.lower())
+        tables = wide.sigmoid_table(), *wide.tables()
+        return _WIDE[name](inputs, outputs, tables) if name in _WIDE else outputs
 
     def effective_kernel(self, training: Any = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""
@@ -189,12 +197,21 @@ class QuantizingLayer(_Wrapper):
         return kernel_variables, output_variables
 
 
+# Functions with codes of 16 bits, by their names in Keras.
+_WIDE: Mapping[str, Callable[..., Any]] = {
+    "sigmoid": wide_functions.sigmoid,
+    **dict.fromkeys(("silu", "swish"), wide_functions.swish),
+    "softmax": wide_functions.softmax,
+    "tanh": wide_functions.tanh,
+}
+
+
 @functools.cache
 def functions_of_kernels() -> Functions:
     """The sigmoid and the tanh of LiteRT's LSTM."""
-    rules, numbers = gates.OF_LITERT, np.arange(-(1 << gates.WIDTH), 1 << gates.WIDTH)
+    rules, numbers = gates.OF_LITERT, np.arange(-(1 << functions.WIDTH_16), 1 << functions.WIDTH_16)
     tanhs = [rules.tanh(numbers, bits) for bits in range(gates.MOST_CELL_BITS + 1)]
-    unit = 2.0**-gates.WIDTH
+    unit = 2.0**-functions.WIDTH_16
     sigmoids = (rules.sigmoid(numbers) * unit).astype(np.float32)
     return Functions(sigmoids, (np.stack(tanhs) * unit).astype(np.float32))
 

@@ -195,7 +195,7 @@ def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray
 # The factors of XNNPACK for the codes of a leaky rectifier.
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-8, 2.0**7
 
-_BITS_16 = 15
+WIDTH_16 = 15  # bits of a positive int16
 _MORE_BITS = 7  # added to a code in hard-swish
 _REACH = 3.0  # hard-swish is 0 below -3, and x above 3
 
@@ -206,13 +206,14 @@ def _narrow(multiplier: float) -> tuple[int, int]:
     return min((int(wide.mantissas) + (1 << 15)) >> 16, (1 << 15) - 1), int(wide.exponents)
 
 
-def _in_int16(values: np.ndarray) -> np.ndarray:
-    return np.clip(values, -(1 << _BITS_16), (1 << _BITS_16) - 1)
+def in_int16(values: np.ndarray) -> np.ndarray:
+    """Clips integers to those of 16 bits."""
+    return np.clip(values, -(1 << WIDTH_16), (1 << WIDTH_16) - 1)
 
 
 def _half_up(values: np.ndarray, mantissa: int) -> np.ndarray:
     """Returns the upper 16 bits of the doubled product, rounded half up."""
-    return _in_int16((values * mantissa + (1 << (_BITS_16 - 1))) >> _BITS_16)
+    return in_int16((values * mantissa + (1 << (WIDTH_16 - 1))) >> WIDTH_16)
 
 
 def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -224,13 +225,13 @@ def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """
     x, gate, shift = _hard_swish_factors(codes, grids, shifted_away)
     product = gate * x
-    return shifted_away(np.sign(product) * (np.abs(product) >> _BITS_16), shift)
+    return shifted_away(np.sign(product) * (np.abs(product) >> WIDTH_16), shift)
 
 
 def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """Computes hard-swish with Arm's vectors: the product is rounded down, all shifts half up."""
     x, gate, shift = _hard_swish_factors(codes, grids, shifted_up)
-    return shifted_up((gate * x) >> _BITS_16, shift)
+    return shifted_up((gate * x) >> WIDTH_16, shift)
 
 
 def _hard_swish_factors(
@@ -240,16 +241,16 @@ def _hard_swish_factors(
     wide = codes.astype(np.int64) << _MORE_BITS
     fine = np.float32(np.float32(1.0 / (1 << _MORE_BITS)) * np.float32(grids.scale))
     to_output, shift = _narrow(float(fine / np.float32(grids.output)))
-    to_gate, growth = _narrow(float(fine / np.float32(_REACH / (1 << _BITS_16))))
+    to_gate, growth = _narrow(float(fine / np.float32(_REACH / (1 << WIDTH_16))))
     gate = wide
     if growth > 0:
-        gate = _in_int16(gate << (growth - 1))
+        gate = in_int16(gate << (growth - 1))
     gate = _half_up(gate, to_gate)
     if growth > 0:
-        gate = _in_int16(gate << 1)
+        gate = in_int16(gate << 1)
     if growth < 0:
         gate = shifted(gate, -growth)
-    gate = (gate + (1 << _BITS_16)) >> 1
+    gate = (gate + (1 << WIDTH_16)) >> 1
     return _half_up(wide, to_output), gate, -shift
 
 

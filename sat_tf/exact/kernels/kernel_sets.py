@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.kernels import bilinear, fixed_point, functions, gates, xnnpack
+from sat_tf.exact.kernels import bilinear, fixed_point, functions, gates, wide, xnnpack
 from sat_tf.exact.kernels.bilinear import Interpolation
 from sat_tf.exact.kernels.fixed_point import Scales, Terms, Zeros
 from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
@@ -353,6 +353,9 @@ def _wide(*rows: KernelSet, **rules: Any) -> dict[str, KernelSet]:
             else _products(work, sums, scales, fixed_point.rounded_in_int64)
         ),
         "summed": functools.partial(fixed_point.summed, bits=fixed_point.WIDE_SUM_BITS),
+        "softmax": wide.softmax,
+        "logistic": wide.curve(wide.sigmoids, 0),
+        "tanh": wide.curve(wide.tanhs, 1),
         **rules,
     }
     return {
@@ -363,11 +366,23 @@ def _wide(*rows: KernelSet, **rules: Any) -> dict[str, KernelSet]:
 
 _WIDE_PRODUCTS = functools.partial(_products, rule=fixed_point.rounded_in_int64)
 _ON_ARMV7 = functools.partial(fixed_point.quantized_in_blocks, nearest=fixed_point.moved_away)
+_BUILTIN = {
+    "summed": _wide_sums,
+    "logistic": wide.curve(wide.sigmoids, 0, functions.sigmoids),
+    "tanh": wide.curve(wide.tanhs, 1, functions.tanhs),
+}
 _WIDE = {
-    **_wide(X86, ARM, BUILTIN_X86, BUILTIN_ARM, quantized=BUILTIN_X86.quantized, summed=_wide_sums),
-    **_wide(ARM_UNFUSED, quantized=_ON_ARMV7, summed=_wide_sums),
+    **_wide(X86, ARM, BUILTIN_X86, BUILTIN_ARM, quantized=BUILTIN_X86.quantized, **_BUILTIN),
+    **_wide(ARM_UNFUSED, quantized=_ON_ARMV7, **_BUILTIN),
     **_wide(REFERENCE),
-    **_wide(MICRO, linear=_WIDE_PRODUCTS, product=MICRO.product),
+    **_wide(
+        MICRO,
+        linear=_WIDE_PRODUCTS,
+        product=MICRO.product,
+        slopes=MICRO.slopes,
+        leaky=MICRO.leaky,
+        softmax=functools.partial(wide.softmax, precision="float32"),
+    ),
     **_wide(TOSA, linear=_WIDE_PRODUCTS),
 }
 

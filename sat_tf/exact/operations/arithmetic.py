@@ -7,7 +7,7 @@ import numpy as np
 from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, XNNPACK_SETS, LinearWork
 from sat_tf.exact.operations.operation import Call, Row, Written, stored_codes
-from sat_tf.exact.tflite.tensors import Codes
+from sat_tf.exact.tflite.tensors import WIDE, Codes
 
 _IN_INTEGERS = "XNNPACK leaves it to the builtin kernels, which compute in integers alike"
 
@@ -28,12 +28,15 @@ def _batch_product(call: Call) -> np.ndarray:
     )
     sums = (x_codes.astype(np.float64) @ y_codes.astype(np.float64)).astype(np.int64)  # exact
     x_scale, y_scale, output_scale = call.grid(0).scale, call.grid(1).scale, call.output.scale
+    multiplier = float(np.float32(x_scale * y_scale)) / float(output_scale)
+    if call.output.bits == WIDE:
+        products = fixed_point.rounded_in_int64(sums, fixed_point.fixed_point(multiplier))
+        return stored_codes(products, call.output)
     # XNNPACK leaves other matrices than those with the zero point 0 to the builtin kernels.
     if call.kernels in XNNPACK_SETS and call.grid(1).zero_point == 0:
         work = LinearWork("BATCH_MATMUL", depth=x_codes.shape[-1])
         scales = x_scale, np.asarray(y_scale), output_scale
         return stored_codes(call.kernels.linear(work, sums, scales), call.output)
-    multiplier = float(np.float32(x_scale * y_scale)) / float(output_scale)
     return stored_codes(fixed_point.rescaled(sums, multiplier), call.output)
 
 
@@ -147,6 +150,7 @@ ROWS = (
         _batch_product,
         ("adjX", "adjY"),
         _PRODUCTS_ALIKE,
+        takes_wide=True,
         written=_BATCH_PRODUCT,
         differs=overflow_on_arm,
     ),

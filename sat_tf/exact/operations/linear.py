@@ -18,7 +18,7 @@ from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, place
 
 _INT32, _INT48 = 2**31 - 1, 2**47 - 1
 # The share of codes of 16 bits that rounding multipliers to 15 may move: by half a code at most.
-_SHARE_OF_WIDE = 0.5
+SHARE_OF_WIDE = 0.5
 # Kernels for 16 bits take multipliers below this.
 _LARGEST_WIDE_MULTIPLIER = 128.0
 
@@ -182,7 +182,7 @@ class Linear(Operation):
 
     def share_rounded_otherwise(self, graph: Tensors) -> float:
         """See `Operation`: multipliers for 16 bits have 15, and training has all of a scale's."""
-        return _SHARE_OF_WIDE if WIDE in self.bits(graph) and not self.is_product else 0.0
+        return SHARE_OF_WIDE if WIDE in self.bits(graph) and not self.is_product else 0.0
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.kernels import fixed_point, functions
+from sat_tf.exact.kernels import fixed_point, functions, wide
 from sat_tf.exact.kernels.functions import FunctionRule
 from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
 from sat_tf.exact.operations import operation as shared
 from sat_tf.exact.operations.operation import Call, Made, Operation, Portability, Row, Rule, Written
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, expect_grid, grid_of
-from sat_tf.exact.tflite.tensors import Activation, Codes, Storage, Tensors
+from sat_tf.exact.tflite.tensors import WIDE, Activation, Codes, Storage, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 # The offset from a stored integer to its place in a table.
@@ -47,7 +47,8 @@ def _by(rule_of: Callable[[KernelSet], FunctionRule]) -> Rule:
     def rule(call: Call) -> np.ndarray:
         output = call.output
         grids = functions.Grids(call.grid().scale, output.scale, output.zero_point, call.options)
-        return shared.stored_codes(rule_of(call.kernels)(call.codes(), grids), output)
+        rule_of_kernels = rule_of(call.kernels.on(output.bits))
+        return shared.stored_codes(rule_of_kernels(call.codes(), grids), output)
 
     return rule
 
@@ -113,12 +114,18 @@ def _negated(call: Call) -> np.ndarray:
 
 # The grid of a softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
+# That of 16 bits, which sigmoid and tanh share.
+FRACTIONS = Codes.wide(wide.SCALE)
 _TANHS = Codes(np.float32(1.0 / 128.0), 0)
 _LEAKY = Written(2, "LeakyReluOptions")
 
 
+_OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "TANH")
+
+
 def _function(name: str, rule: Rule, *options: str, **fields: Any) -> Row:
-    return Row(name, rule, options, of_one_value=True, **fields)
+    takes_wide = name in _OF_16_BITS
+    return Row(name, rule, options, of_one_value=True, takes_wide=takes_wide, **fields)
 
 
 ROWS = (
@@ -158,9 +165,15 @@ FIXED_GRIDS: Mapping[str, Codes] = {
 }
 
 
+def fixed_grid(operator: str, bits: int) -> Codes:
+    """Returns the grid that TFLite fixes for an operator's codes of 8 or of 16 bits."""
+    return FRACTIONS if bits == WIDE else FIXED_GRIDS[operator]
+
+
 def takes_grid(operator: str, codes: Codes) -> bool:
     """Whether the kernels of an operator make codes of this grid."""
-    return operator not in FIXED_GRIDS or grid_of(FIXED_GRIDS[operator]) == grid_of(codes)
+    is_free = operator not in FIXED_GRIDS
+    return is_free or grid_of(fixed_grid(operator, codes.bits)) == grid_of(codes)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -353,16 +366,22 @@ class Softmax(Operation):
     operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
     makes_probabilities = True
     rounds = True
+    takes_wide = True
 
     def portability_of_codes(self, graph: Tensors) -> Portability:
         """See `Operation`: the codes that it reads are as portable as without it."""
+        if WIDE in self.bits(graph):
+            return super().portability_of_codes(graph)
         why = "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
         return Portability(shared.Basis.IMAGES, f"{why}code of a thousand")
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """See `Operation`: a sum of many similar powers does not fit fixed-point kernels."""
         classes = graph.tensors[self.output].shape[-1]
-        is_short = self.is_float(graph) or kernels.softmax is not functions.softmax_in_fixed_point
+        tensor = graph.tensors[self.output].codes
+        is_short = tensor is None or (
+            kernels.on(tensor.bits).softmax is not functions.softmax_in_fixed_point
+        )
         if is_short or classes <= functions.MOST_CLASSES:
             return None
         return (
@@ -376,8 +395,8 @@ class Softmax(Operation):
         if self.is_float(graph):
             return softmax(source * np.float32(self.beta))
         # In float64, which some kernels round to float32.
-        scale = np.float64(graph.codes(self.inputs[0]).scale) * self.beta
-        return graph.kernels.softmax(source, scale)
+        codes = graph.codes(self.inputs[0])
+        return graph.kernels.on(codes.bits).softmax(source, np.float64(codes.scale) * self.beta)
 
     def write(self, writer: Writer) -> None:
         operator = self.operator if self.is_float(writer.graph) else _OF_CODES
@@ -391,7 +410,7 @@ class Softmax(Operation):
         if (operator.source_codes() is None) != (codes is None):
             raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
         if codes is not None:
-            expect_grid(PROBABILITIES, codes)
+            expect_grid(fixed_grid(cls.operator.name, codes.bits), codes)
         return cls((operator.source(),), operator.output.name, float(beta)), codes
 
     def expect_own_form(self, operator: OperatorView) -> None:

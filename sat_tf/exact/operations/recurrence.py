@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.kernels import fixed_point, gates
+from sat_tf.exact.kernels import fixed_point, functions, gates
 from sat_tf.exact.kernels.gates import Gates
 from sat_tf.exact.operations import windows
 from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
@@ -103,7 +103,7 @@ class Lstm(Operation):
         That moves each of the sums of four gates by up to half a unit of 2^-12, and so does the
         rounding of biases; a hidden state moves as far, and each code is that much nearer to a tie.
         """
-        unit = 2.0 ** (gates.GATE_BITS - gates.WIDTH)
+        unit = 2.0 ** (gates.GATE_BITS - functions.WIDTH_16)
         return min(len(_KERNELS) * unit / float(graph.codes(self.output).scale), 1.0)
 
     def warning(self) -> str | None:
@@ -142,7 +142,7 @@ class Lstm(Operation):
         rules = graph.kernels.gates
         grid = self.state if rules.takes_grid_of_state else self.hidden
         steps = source if self.time_first else np.moveaxis(source, 1, 0)
-        from_inputs = gates.in_int16(self._part(0, steps, graph.codes(self.inputs[0])))
+        from_inputs = functions.in_int16(self._part(0, steps, graph.codes(self.inputs[0])))
         states = np.empty((*steps.shape[:2], self.units), np.int32)
         hidden = np.full(states.shape[1:], self.state.zero_point, np.int32)
         cell = np.zeros(hidden.shape, np.int64)
@@ -160,11 +160,11 @@ class Lstm(Operation):
         """Returns the next cell state, and the sums of the output gate, from those of all gates."""
         *opening, forget, new, output = np.split(total, len(self.bias) // self.units, axis=-1)
         keeps = rules.sigmoid(forget)
-        opens = rules.sigmoid(opening[0]) if opening else (1 << gates.WIDTH) - 1 - keeps
+        opens = rules.sigmoid(opening[0]) if opening else (1 << functions.WIDTH_16) - 1 - keeps
         candidate = rules.tanh(new, gates.GATE_BITS)
-        remembered = rules.product(keeps, cell, gates.WIDTH)
-        cell = gates.in_int16(
-            remembered + rules.product(opens, candidate, gates.WIDTH + self.cell_bits)
+        remembered = rules.product(keeps, cell, functions.WIDTH_16)
+        cell = functions.in_int16(
+            remembered + rules.product(opens, candidate, functions.WIDTH_16 + self.cell_bits)
         )
         return (np.clip(cell, -self.clip, self.clip) if self.clip else cell), output
 
@@ -205,7 +205,7 @@ class Lstm(Operation):
             tensors[_BIASES[gate]] = writer.constant(f"{self.output}/bias_{gate}", bias)
         name = f"{self.output}/hidden_state"
         tensors[_HIDDEN_STATE] = writer.state(name, (units,), np.int8, self.state)
-        cell = Codes(np.float32(2.0 ** (self.cell_bits - gates.WIDTH)), 0)
+        cell = Codes(np.float32(2.0 ** (self.cell_bits - functions.WIDTH_16)), 0)
         name = f"{self.output}/cell_state"
         tensors[_CELL_STATE] = writer.state(name, (units,), np.int16, cell)
         operator = writer.operator(
@@ -213,7 +213,7 @@ class Lstm(Operation):
             tensors,
             self.output,
             fusedActivationFunction=tfl.ActivationFunctionType.TANH,
-            cellClip=float(np.ldexp(self.clip, self.cell_bits - gates.WIDTH)),
+            cellClip=float(np.ldexp(self.clip, self.cell_bits - functions.WIDTH_16)),
         )
         operator.intermediates = [
             writer.between(f"{self.output}/intermediate_{i}", (), np.dtype(np.int8), self.hidden)
@@ -291,7 +291,7 @@ class Lstm(Operation):
 def _multipliers(scales: np.ndarray, grid: Codes) -> np.ndarray:
     """Returns what a unit of each row's sum is in 16 bits; kernels multiply scales in float32."""
     units = np.asarray(grid.scale * scales, np.float32)
-    return np.ldexp(units.astype(np.float64), gates.WIDTH - gates.GATE_BITS)
+    return np.ldexp(units.astype(np.float64), functions.WIDTH_16 - gates.GATE_BITS)
 
 
 # -- operators of a file ------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def _bits_of(state: StoredTensor) -> int:
     """Returns the bits of a cell state in front of its point."""
     scale = float(state.scales[0]) if state.scales.size == 1 else 0.0
     fraction, exponent = math.frexp(scale)
-    bits = exponent - 1 + gates.WIDTH
+    bits = exponent - 1 + functions.WIDTH_16
     if fraction == 0.5 and bits < 0:
         raise NotUnderstoodError(
             f"its cell state has the scale 2^{exponent - 1}, for which LiteRT has no tanh: it "
@@ -355,7 +355,7 @@ def _bits_of(state: StoredTensor) -> int:
         raise NotUnderstoodError(
             f"its cell state is {state.type} with the scales {state.scales[:3].tolist()} and the "
             f"zero points {state.zero_points[:3].tolist()}, expected INT16 with a power of two "
-            f"from 2^-{gates.WIDTH} to 2^-{gates.WIDTH - gates.MOST_CELL_BITS}, and 0"
+            f"from 2^-{functions.WIDTH_16} to 2^-{functions.WIDTH_16 - gates.MOST_CELL_BITS}, and 0"
         )
     return bits
 
@@ -363,8 +363,8 @@ def _bits_of(state: StoredTensor) -> int:
 def _clip_of(operator: OperatorView, cell_bits: int) -> int:
     """Returns the largest magnitude of the cell state in codes; 0 where it is not clipped."""
     clip = float(operator.option("cellClip"))
-    codes = math.ldexp(clip, gates.WIDTH - cell_bits)
+    codes = math.ldexp(clip, functions.WIDTH_16 - cell_bits)
     # Kernels differ where a clip is less than one code.
     if clip == 0.0 or codes >= 1.0:
-        return int(min(codes, (1 << gates.WIDTH) - 1))
+        return int(min(codes, (1 << functions.WIDTH_16) - 1))
     raise NotUnderstoodError(f"its cell_clip is {clip}, expected 0 or at least one code")

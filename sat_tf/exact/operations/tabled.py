@@ -11,11 +11,12 @@ import numpy as np
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations import arithmetic, movements, native
 from sat_tf.exact.operations import operation as shared
+from sat_tf.exact.operations.linear import SHARE_OF_WIDE
 from sat_tf.exact.operations.native import FIRST, STORED
 from sat_tf.exact.operations.operation import Basis, Call, Constant, Made, Operation, Row
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, expect_grid
-from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
+from sat_tf.exact.tflite.tensors import WIDE, Activation, Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 _MOVES = {row.name: row for row in movements.ROWS}
@@ -157,12 +158,12 @@ class Computed(Tabled):
 
     @classmethod
     def _made(cls, operator: OperatorView) -> Codes | None:
-        codes, grid = operator.fused_codes(), ROWS[operator.name].grid
+        codes = operator.fused_codes()
         values = [tensor for tensor in operator.stored.reads if not tensor.holds_numbers]
         if codes is None or any(tensor.type == "FLOAT32" for tensor in values):
             raise NotUnderstoodError("it reads or makes float values")
-        if grid:
-            expect_grid(grid, codes)
+        if grid := ROWS[operator.name].grid:
+            expect_grid(native.FRACTIONS if codes.bits == WIDE else grid, codes)
         for index, tensor in enumerate(operator.stored.inputs):
             if tensor in values and tensor.data is None:
                 operator.source_codes(index)
@@ -172,7 +173,14 @@ class Computed(Tabled):
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         return self.row.problem(source.scale, output.scale)
 
+    def share_rounded_otherwise(self, graph: Tensors) -> float:
+        """See `Operation`: multipliers have 15 bits, and a leaky rectifier rounds twice."""
+        is_coarse = self.name in ("BATCH_MATMUL", "LEAKY_RELU", "LOGISTIC", "TANH")
+        return SHARE_OF_WIDE if is_coarse and WIDE in self.bits(graph) else 0.0
+
     def portability_of_codes(self, graph: Tensors) -> shared.Portability:
+        if WIDE in self.bits(graph):
+            return super().portability_of_codes(graph)
         if self.row.of_one_value:
             return shared.enumerated(
                 STORED, lambda kernels, _: self._table(graph, kernels), "values", total=STORED.size
@@ -186,7 +194,7 @@ class Computed(Tabled):
         return shared.Portability(Basis.RULE, self.row.same_because)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        if self.row.of_one_value:
+        if self.row.of_one_value and WIDE not in self.bits(graph):
             return self._table(graph, graph.kernels)[inputs[0] + FIRST]
         return super().simulate(graph, *inputs)
 

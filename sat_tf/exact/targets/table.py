@@ -196,8 +196,8 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
     "STRIDED_SLICE": (_SMALL_TYPES, constraints.strided_slice),
     **dict.fromkeys(("MAXIMUM", "MINIMUM"), (_SMALL_TYPES, constraints.same_grids)),
     **dict.fromkeys((*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS), (_SMALL_TYPES,)),
-    **dict.fromkeys(_OF_BYTES, (_BYTES,)),
-    **dict.fromkeys(("ADD", "ARG_MAX", "BATCH_MATMUL", "MUL", "SUB", "SUM", "TRANSPOSE"), ()),
+    **dict.fromkeys((*_OF_BYTES, "BATCH_MATMUL"), (_BYTES,)),
+    **dict.fromkeys(("ADD", "ARG_MAX", "MUL", "SUB", "SUM", "TRANSPOSE"), ()),
     **dict.fromkeys(_SHAPES, ()),
     **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
     **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN"), (_SMALL_TYPES, _STRIDES)),
@@ -210,7 +210,7 @@ _U85: Mapping[str, tuple[Constraint, ...]] = {
     "MAX_POOL_2D": (_POOLED,),
     "RESIZE_BILINEAR": (constraints.scales_by(*(2**power for power in range(11))),),
     "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
-    **dict.fromkeys(("CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),
+    **dict.fromkeys(("BATCH_MATMUL", "CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),
     "GATHER": (constraints.gathers_by_batch,),
 }
 _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)

@@ -67,6 +67,11 @@ class Draft(abc.ABC):
         """Returns whether it makes these codes itself from float inputs."""
         return False
 
+    def finer(self, codes: Codes) -> Codes:
+        """Returns codes of 16 bits that it makes, of which a QUANTIZE makes these of 8."""
+        lowest = 0 if codes.lowest == codes.zero_point else -(2**15)
+        return Codes.wide(np.float32(codes.scale / _FINER), lowest, unit=codes.unit)
+
     @abc.abstractmethod
     def lower(self, builder: "GraphBuilder", output: Tensor) -> str:
         """Adds operations that make `output`, codes from codes or floats; returns its name."""
@@ -127,16 +132,15 @@ class GraphBuilder:
     def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
         """Adds codes of 16 bits, which kernels make that read them, and those of 8 of them.
 
-        Only the ends of int8, or code 0, clip the codes of 8 bits.
+        Only the ends of int8, of those of 16 bits, or code 0, clip the codes of 8 bits.
         """
-        is_rectified = codes.lowest == codes.zero_point
-        if codes.highest != 127 or (codes.lowest != -128 and not is_rectified):
+        fine, is_rectified = draft.finer(codes), codes.lowest == codes.zero_point
+        is_whole = fine.real_range[0] > codes.real_range[0] - codes.real_scale / 2.0
+        if codes.highest != 127 or not (codes.lowest == -128 or is_rectified or is_whole):
             raise ValueError(
                 f"{output.name}: received codes of fewer than 8 bits of a layer that reads 16, "
                 "expected 8; give the layers that read it activation_bits=8."
             )
-        scale, lowest = np.float32(codes.scale / _FINER), 0 if is_rectified else -(2**15)
-        fine = Codes.wide(scale, lowest, unit=codes.unit)
         name = self.between(f"{output.name}_wide")
         source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
         return self.add(Requantize((source,), output.name), output.shape, codes)

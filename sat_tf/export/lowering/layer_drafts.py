@@ -13,7 +13,7 @@ from sat_tf.core.recurrence import parts_of_gates
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
 from sat_tf.exact.operations.arithmetic import LOWEST, overflow_on_arm
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
+from sat_tf.exact.operations.native import FRACTIONS, NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
@@ -528,6 +528,8 @@ class MatrixProductDraft(Draft):
             if codes and grid and overflow_on_arm(codes, grid):
                 narrow = self._narrow(builder, second, grid)
                 first, second = narrow if first == second else first, narrow
+            if output.codes.bits == WIDE:
+                first, second = map(builder.widened, (first, second))
             operation = matrix_product(first, second, output.name, transposed=self.transposed)
         return builder.add(operation, output.shape, output.codes)
 
@@ -637,12 +639,29 @@ class NativeDraft(Draft):
         """See `Draft`: a layer with weights may be shared, and its quantizer then follows it."""
         return self.slopes is None
 
+    def finer(self, codes: Codes) -> Codes:
+        return super().finer(codes) if self.native.ends is None else FRACTIONS
+
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         source, codes = builder.codes(self.inputs[0]), output.codes
+        if source and codes and WIDE in (source.bits, codes.bits):
+            return self._of_wide(builder, output, codes)
         operation = self._of_codes(source, codes, output.name) if source and codes else None
         if operation is None:
             return self.older.lower(builder, output)
         return builder.add(operation, output.shape, codes)
+
+    def _of_wide(self, builder: GraphBuilder, output: Tensor, codes: Codes) -> str:
+        """Adds the operator on codes of 16 bits, and for a swish the product with its input."""
+        source, native = builder.widened(self.inputs[0]), self.native
+        name = builder.between(f"{output.name}_gate") if native.is_gate else output.name
+        operation: Operation = Softmax((source,), name)
+        if native.operator != Softmax.operator.name:
+            operation = Computed((source,), name, native.operator, options=native.settings)
+        if not native.is_gate:
+            return builder.add(operation, output.shape, codes)
+        factors = source, builder.add(operation, output.shape, FRACTIONS)
+        return PairDraft.of(Pointwise.PRODUCT, factors).lower(builder, output)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
         if source.unit != 1.0 or codes.unit != 1.0:

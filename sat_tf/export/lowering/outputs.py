@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Softmax
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Softmax, fixed_grid
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.quantize import ShiftOutput
 from sat_tf.exact.operations.tabled import Computed
@@ -223,17 +223,17 @@ def _on_codes(
     operation: Operation, inputs: tuple[str, ...], codes: Sequence[Codes]
 ) -> tuple[Operation, Codes] | None:
     """Returns an operation for codes instead of float values, and its output's codes, if any."""
-    if not operation.keeps_grid and any(grid.bits == WIDE for grid in codes):
-        return None
+    bits = max(grid.bits for grid in codes)
     if operation.makes_probabilities:
-        return dataclasses.replace(operation, inputs=inputs), FIXED_GRIDS[Softmax.operator.name]
+        grid = fixed_grid(Softmax.operator.name, bits)
+        return dataclasses.replace(operation, inputs=inputs), grid
     for layer in float_layers([operation]):
         # A sigmoid or tanh has an operator with its own grid.
         native = native_of(layer.layers[0]) if len(layer.calls) == 1 else None
         if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
             return None
         function = Computed(inputs, layer.output, native.operator, options=native.settings)
-        return function, FIXED_GRIDS[native.operator]
+        return function, fixed_grid(native.operator, bits)
     if not operation.keeps_grid or len({(grid.scale, grid.zero_point) for grid in codes}) > 1:
         return None
     lowest, highest = min(grid.lowest for grid in codes), max(grid.highest for grid in codes)

@@ -16,7 +16,7 @@ from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import CODE_TYPES, Activation, Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.tensors import CODE_TYPES, WIDE, Activation, Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layer_drafts, layers
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -323,7 +323,10 @@ class _Tracer:
             return FloatCall(call_name(node), node, layers.in_float32(node, [shape]), (tensor,))
 
         older = layer_drafts.ComputedFunction((source,), function if is_elementwise else None, call)
-        native = layers.native_of(node)
+        if (codes := self.builder.codes(source)) and codes.bits == WIDE:
+            native = layer_kinds.wide_native_of(layer)
+        else:
+            native = layers.native_of(node)
         if native is None:
             return older
         slopes = getattr(layer, native.weights).numpy() if native.weights else None

@@ -111,6 +111,8 @@ _LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
 _SOFTMAX = NativeFunction("SOFTMAX", ends=Reach(0.0, highest=255.0 / 256.0))
 _PRELU = NativeFunction("PRELU", weights=shared_layers.INT8_WEIGHTS["PReLU"])
 _TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
+SWISH_OF_16_BITS = NativeFunction("LOGISTIC", is_gate=True)
+SWISHES = ("silu", "swish")
 
 
 def _leaky_relu(slope: float) -> NativeFunction | None:

@@ -134,6 +134,7 @@ class NativeFunction:
     ends: Reach | None = None
     # The attribute of its layer with weights, which it has as `grid.int8_codes`; "" without any.
     weights: str = ""
+    is_gate: bool = False  # Whether the function is the product of what it computes and its input.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.exact.kernels import functions, kernel_sets
+from sat_tf.exact.kernels import functions, kernel_sets, wide
 from sat_tf.exact.kernels.bilinear import OF_XNNPACK, OF_XNNPACK_FUSED, AxisGrid, interpolated
 from sat_tf.exact.kernels.fixed_point import moved_away
 from sat_tf.exact.kernels.functions import Grids
@@ -267,6 +267,30 @@ def test_matrix_products_of_16_bits_are_in_float64_but_in_micro():
     }
     assert found["micro"] == _in_64_bits(10**6, float(multiplier)) == 700012
     assert found["reference"] == found["xnnpack_x86"] == found["builtin_arm"] == 700000
+
+
+def test_functions_of_16_bits_worked_by_hand():
+    """The table has 47911 / 2^16 for a sigmoid of 1, and 57724 for one of 2, or a tanh of 1."""
+    grids = Grids(np.float32(2.0**-13), wide.SCALE)  # 2^13 codes are one
+    codes = np.array([-(2**13), 0, 2**13])
+    for kernels in (of.on(16) for of in KERNEL_SETS.values()):
+        assert kernels.logistic(codes, grids).tolist() == [8812, 16384, 23956]
+        assert kernels.tanh(codes, grids).tolist() == [-24956, 0, 24956]
+        assert kernels.softmax(np.array([[5, 5]]), np.float64(1e-3)).tolist() == [[16384, 16384]]
+
+
+@pytest.mark.parametrize(("name", "scale"), [("LOGISTIC", 2.0**-12), ("TANH", 2.0**-11)])
+def test_builtin_kernels_of_16_bits_have_other_functions_at_a_power_of_two(name, scale):
+    codes, shape = np.arange(-(2**15), 2**15).astype(np.int16)[np.newaxis], (1, 2**16)
+    grids, found = Grids(np.float32(scale), wide.SCALE), []
+    read, made = (Stored(shape, one, type="INT16") for one in (scale, 2.0**-15))
+    content = file_of(name, [read], [made], version=3)
+    for runtime, kernels in (("builtin", BUILTIN_X86), ("reference", REFERENCE)):
+        ran = loaded(content, runtime, keep_tensors=False)
+        rule = getattr(kernels.on(16), name.lower())(codes, grids)
+        found.append(np.asarray(ran.run((codes,))) / np.float32(2.0**-15))
+        np.testing.assert_array_equal(found[-1], np.clip(rule, -(2**15), 2**15 - 1))
+    assert np.any(found[0] != found[1])
 
 
 def test_kernels_of_8_bits_are_the_sets_themselves():

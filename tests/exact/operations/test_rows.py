@@ -514,7 +514,10 @@ def widened(name: str, form: Form) -> Form:
         reads = [*form.reads[:2], *map(wide, form.reads[2:3])]
         reads += [wide(one, is_bias=True) for one in form.reads[3:]]
     values = form.values | ({"potScaleInt16": False} if name in ("ADD", "SUB") else {})
-    return dataclasses.replace(form, reads=reads, makes=list(map(wide, form.makes)), values=values)
+    makes = list(map(wide, form.makes))
+    if name in native.FIXED_GRIDS:
+        makes = [one._replace(scale=float(native.FRACTIONS.scale)) for one in makes]
+    return dataclasses.replace(form, reads=reads, makes=makes, values=values)
 
 
 def lacks_bias(name: str, form: Form) -> bool:
@@ -584,6 +587,7 @@ WIDE_NAMES = (
     *("MAXIMUM", "MINIMUM", "MEAN", "MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "RESHAPE"),
     *("TRANSPOSE", "STRIDED_SLICE", "PAD", "GATHER", "REDUCE_MAX", "RESIZE_NEAREST_NEIGHBOR"),
     *("QUANTIZE", "DEQUANTIZE"),
+    *("LOGISTIC", "TANH", "SOFTMAX", "ABS", "LEAKY_RELU", "BATCH_MATMUL"),
 )
 
 

@@ -4,6 +4,7 @@ import collections
 import functools
 import warnings
 
+import numpy as np
 import pytest
 import tf_keras as keras
 
@@ -51,6 +52,22 @@ _BUILD = {
 @pytest.mark.parametrize("name", _BUILD)
 def test_operators_run_where_the_table_says(name, tmp_path):
     _agrees(_written(_BUILD[name](), tmp_path / "model.tflite"))
+
+
+@pytest.mark.thorough
+def test_operators_of_16_bits_run_where_the_table_says(tmp_path):
+    """U55 and U65 leave products of matrices of 16 bits to the CPU, and take their functions."""
+    keras.utils.set_random_seed(0)
+    values = keras.Input((10, 12), name="values")
+    tensor = L.Activation("swish")(L.Dense(16)(values))
+    tensor = L.Add()([tensor, L.MultiHeadAttention(2, 8)(tensor, tensor)])
+    tensor = L.Activation("tanh")(L.Dense(8, activation="sigmoid")(L.LeakyReLU()(tensor)))
+    model = keras.Model(values, L.Dense(3)(tensor))
+    policy = BitPolicy(weight_bits=8, activation_bits=16, input_type="int16", target="ethos-u85")
+    data = np.random.default_rng(0).normal(size=(16, 10, 12)).astype(np.float32)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), data, progress=False)
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    _agrees(tmp_path / "model.tflite")
 
 
 @pytest.mark.thorough

@@ -7,9 +7,11 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from benchmarks import detector
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.device.kit import write_kit
 from sat_tf.exact.operations.graph import simulate, wide_tensors
@@ -169,18 +171,93 @@ def test_a_proof_kit_holds_codes_of_16_bits(path):
         assert len(archive.read("codes/0")) == expected
 
 
-def _with_swish() -> keras.Model:
+FUNCTIONS = {
+    **{name: L.Activation(name, name="bent") for name in ("sigmoid", "tanh", "swish", "softmax")},
+    "leaky": L.LeakyReLU(0.1, name="bent"),
+    "magnitude": lambda tensor: keras.layers.Activation(tf.abs, name="bent")(tensor),
+}
+
+
+def _with(function) -> keras.Model:
     keras.utils.set_random_seed(3)
     image = L.Input((8, 8, 3), name="image")
     tensor = L.Conv2D(6, 3, padding="same", name="first")(image)
-    tensor = L.Activation("swish", name="bent")(tensor)
-    tensor = L.Conv2D(6, 3, name="second")(tensor)
+    tensor = L.Conv2D(6, 3, name="second")(function(tensor))
     return keras.Model(image, L.Conv2D(3, 3, name="last")(tensor))
+
+
+# With a whole model of 16 bits; and with layers that alone read, or make, such codes.
+WIDE_LAYERS = [(), ("first",), ("second",)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layers", WIDE_LAYERS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_16_bits_are_exact_in_every_runtime(name, layers, path):
+    overrides = {layer: {"activation_bits": 16} for layer in layers}
+    policy = sat_tf.BitPolicy.mobile(8, overrides=overrides) if layers else WIDE
+    quantized = calibrated(_with(FUNCTIONS[name]), policy)
+    report, found = proved(quantized, path, file={"snap_biases": True}, runtimes=EVERYWHERE)
+    assert all(runtime.own_differing == 0 for runtime in found.runtimes.values())
+    if layers:
+        return
+    assert not found.unexplained
+    # Multipliers of sigmoid and tanh are cut to 15 bits, and a leaky rectifier rounds twice.
+    differing = {"sigmoid": 0.25, "tanh": 0.25, "leaky": 0.05}.get(name, 0.01)
+    for one in found.trained:
+        if one.name == "bent":
+            assert one.alone_differing <= differing * one.alone_compared
+    assert not [name for name in report.float_operators if not name.startswith("DEQUANTIZE")]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["litert", "ethos-u85"])
+def test_attention_of_16_bits_is_exact_in_every_runtime(target, path):
+    keras.utils.set_random_seed(3)
+    values = L.Input((10, 12), name="values")
+    tensor = L.Dense(16, name="embed")(values)
+    tensor = L.Add(name="sum")([tensor, L.MultiHeadAttention(2, 8, name="heads")(tensor, tensor)])
+    model = keras.Model(values, L.Dense(3, name="head")(tensor))
+    data = np.random.default_rng(0).normal(size=(32, 10, 12)).astype(np.float32)
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, input_type="int16", target=target)
+    report, found = proved(calibrated(model, policy, data), path, data, runtimes=EVERYWHERE)
+    _assert_exact(found)
+    graph = read_graph(path.read_bytes(), "net")
+    assert {"BATCH_MATMUL", "SOFTMAX"} <= {one.operators[0] for one in graph.operations}
+    assert set(graph.integer_tensors) == set(wide_tensors(graph))
+    assert report.cpu_fallback == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layer", [L.GRU, L.SimpleRNN])
+def test_single_steps_of_16_bits_are_exact_in_every_runtime(layer, path):
+    keras.utils.set_random_seed(3)
+    values = L.Input((2, 5), name="values")
+    model = keras.Model(values, L.Dense(3, name="head")(layer(6, name="steps")(values)))
+    data = np.random.default_rng(0).normal(size=(32, 2, 5)).astype(np.float32)
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, input_type="int16")
+    _, found = proved(calibrated(model, policy, data), path, data, runtimes=EVERYWHERE)
+    _assert_exact(found)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["litert", "ethos-u55"])
+def test_boxes_of_16_bits_leave_scores_at_8_in_one_file(target, path):
+    model = detector.ssd_like(size=16, channels=(8, 8, 8))
+    overrides = {"box_?": {"activation_bits": 16}}
+    policy = sat_tf.BitPolicy.mobile(8, target=target, overrides=overrides)
+    _, found = proved(calibrated(model, policy), path, runtimes=EVERYWHERE)
+    _assert_exact(found)
+    graph = read_graph(path.read_bytes(), "net")
+    bits = {name: graph.codes(name).bits for name in graph.integer_tensors}
+    assert {bits[name] for name in bits if name.startswith("class")} == {8}
+    joined = [one.output for one in graph.operations if one.operators[0] == "CONCATENATION"]
+    assert sorted(bits[name] for name in joined) == [8, 16]
 
 
 @pytest.mark.thorough
 def test_what_is_refused_is_exact_once_it_has_the_8_bits_of_the_message(path):
-    model, overrides = _with_swish(), {}
+    model, overrides = _with(L.Activation("gelu", name="bent")), {}
     with pytest.raises(ValueError, match="no kernel computes in 16") as refused:
         sat_tf.quantize_model(model, WIDE)
     for text in re.findall(r"overrides=(\{.*?\}\})", str(refused.value)):
