@@ -13,6 +13,8 @@ from drawn_glyphs import load_glyphs
 
 _WIDTH, _HEADS, _BLOCKS = 64, 4, 6
 _PATCH = 8
+# The steps between those that a causal convolution reads; together they reach over 64 steps.
+REACHES = (1, 4, 16)
 
 
 class Examples(NamedTuple):
@@ -34,7 +36,7 @@ class Network:
         policy: fields that its policy needs.
         epochs: of the float model.
         of_values: whether it computes values, as a forecast does, and no classes.
-        widths: those that differ; an LSTM has 8 bits at each.
+        widths: those that are measured.
     """
 
     build: Callable[[Any], Any]
@@ -179,6 +181,41 @@ def lstm(keras: Any) -> Any:
     return keras.Model(steps, keras.layers.Dense(20, name="classes")(x), name="lstm")
 
 
+def gru(keras: Any) -> Any:
+    """A GRU, whose file has operators of its own for each of the 16 frames."""
+    steps, x = _frames(keras)
+    x = keras.layers.GRU(64, name="state")(x)
+    return keras.Model(steps, keras.layers.Dense(20, name="classes")(x), name="gru")
+
+
+def causal(keras: Any) -> Any:
+    """Causal convolutions over 64 steps, and the answer of the last one."""
+    steps = x = keras.Input((64, 8), name="steps")
+    for number, reach in enumerate(REACHES):
+        x = keras.layers.ZeroPadding1D((3 * reach, 0))(x)
+        x = _convolution(keras, number, reach)(x)
+    x = keras.layers.Cropping1D((63, 0))(x)
+    return keras.Model(steps, keras.layers.Conv1D(20, 1, name="classes")(x), name="causal")
+
+
+def streaming(keras: Any) -> Any:
+    """The same, with the same weights, for one step at a time; what it still reads are states."""
+    frame = x = keras.Input((1, 8), name="frame")
+    states, later = [], []
+    for number, reach in enumerate(REACHES):
+        states.append(keras.Input((3 * reach, x.shape[-1]), name=f"past_{number}"))
+        window = keras.layers.Concatenate(axis=1)([states[-1], x])
+        later.append(keras.layers.Cropping1D((1, 0), name=f"newest_{number}")(window))
+        x = _convolution(keras, number, reach)(window)
+    answer = keras.layers.Conv1D(20, 1, name="classes")(x)
+    return keras.Model([frame, *states], [answer, *later], name="streaming")
+
+
+def _convolution(keras: Any, number: int, reach: int) -> Any:
+    name = f"convolution_{number}"
+    return keras.layers.Conv1D(_WIDTH, 4, dilation_rate=reach, activation="relu", name=name)
+
+
 def forecaster(keras: Any) -> Any:
     """An LSTM that forecasts."""
     steps = keras.Input((24, 1), name="steps")
@@ -191,8 +228,7 @@ NETWORKS: Mapping[str, Network] = {
     "ViT on textures": Network(build=vision_of_textures, examples=textures, policy={}),
     "keyword transformer": Network(build=keyword_transformer, examples=chirps),
     "Conformer": Network(build=conformer, examples=chirps),
-    "LSTM": Network(build=lstm, examples=chirps, widths=("w8a8",)),
-    "LSTM forecaster": Network(
-        build=forecaster, examples=swings, epochs=20, of_values=True, widths=("w8a8",)
-    ),
+    "LSTM": Network(build=lstm, examples=chirps),
+    "GRU": Network(build=gru, examples=chirps),
+    "LSTM forecaster": Network(build=forecaster, examples=swings, epochs=20, of_values=True),
 }

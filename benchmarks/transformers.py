@@ -58,7 +58,7 @@ _FOLDER = flags.DEFINE_string("folder", "runs/transformers", "for float models")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/transformers.csv", "CSV of the rows")
 
 _KEYS = ("network", "trained in", "width", "way")
-_COLUMNS = (
+COLUMNS = (
     *(*_KEYS, "parameters", "float", "score", "codes differing", "codes"),
     *("differing from Keras, %", "bytes", "times the float file", "latency, times float"),
     *("latency, quartiles", "seconds", "problem"),
@@ -247,7 +247,7 @@ def main(argv: list[str]) -> None:
             of_float = {"parameters": case.model.count_params(), "float": f"{case.score:.2f}"}
             for way, facts in _rows(name, width, wanted, case):
                 if (*own, way) not in done:
-                    row = dict.fromkeys(_COLUMNS, "") | dict(zip(_KEYS, (*own, way), strict=True))
+                    row = dict.fromkeys(COLUMNS, "") | dict(zip(_KEYS, (*own, way), strict=True))
                     rows.append(row | of_float | facts)
                     write_csv(rows, _OUTPUT.value)
                     print(*rows[-1].values(), sep=" | ", flush=True)

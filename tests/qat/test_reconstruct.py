@@ -359,6 +359,18 @@ def test_what_quantizers_learn_moves_in_proportion_whatever_its_size_is(size):
     assert units[id(bias)] == 1.0
 
 
+@pytest.mark.thorough
+def test_weights_of_an_lstm_move_in_shares_of_their_codes():
+    model = keras.Sequential([L.Input((3, 2)), L.LSTM(4)])
+    policy = sat_tf.BitPolicy.mobile(8, weight_bits=4, input_type="int8")
+    (layer,) = (one for one in sat_tf.quantize_model(model, policy).layers if fit.trained(one))
+    units = {id(one.variable): one.unit for one in fit.trained(layer)}
+    cell = layer.layer.cell
+    for weights in (cell.kernel, cell.recurrent_kernel):  # codes from -7 to 7
+        assert units[id(weights)] == pytest.approx(6.0 * 2.0 * np.max(np.abs(weights)) / 14**2)
+    assert units[id(cell.bias)] == 1.0
+
+
 def _part(wanted, logits):
     """A part that puts out what it is given, and should put out something else."""
     image = keras.Input(wanted.shape[1:], name="image")

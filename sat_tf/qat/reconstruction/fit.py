@@ -30,7 +30,7 @@ from sat_tf.messages.progress_bar import Progress
 from sat_tf.qat.images import BATCH_SIZE, Images, Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, has_table, weight_quantizer
-from sat_tf.quantizers.values import SKEW
+from sat_tf.quantizers.values import SKEW, WITHIN
 from sat_tf.version import __version__
 
 _IMAGES_A_STEP = 32
@@ -71,16 +71,18 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
     weights, clipping = weight_quantizer(layer), clipping_quantizer(layer)
     if weights is not None and weights.num_bits is not None:
         kernel = layer_kinds.kernel_of(layer.layer)
+        units[id(kernel)] = _latent_unit(kernel, weights.top_unit)
         largest = float(np.max(np.abs(kernel.numpy())))
-        units[id(kernel)] = _LATENT_SHARE * 2.0 * largest / weights.top_unit**2
         # Scales and ends of intervals often start far from where the error is least.
         for learnt in layer.kernel_variables.values():
             sizes = np.abs(learnt.numpy())
             units[id(learnt)] = np.where(sizes > 0, sizes, largest)
     if has_table(layer):
         table = getattr(layer.layer, layer_kinds.table_of(layer.layer))
-        largest = float(np.max(np.abs(table.numpy())))
-        units[id(table)] = _LATENT_SHARE * 2.0 * largest / (2 * LARGEST_INT8) ** 2
+        units[id(table)] = _latent_unit(table, 2 * LARGEST_INT8)
+    if layer.place == WITHIN:  # an LSTM
+        cell, top = layer.layer.cell, 2 ** (layer.gate_bits or 8) - 2
+        units |= {id(one): _latent_unit(one, top) for one in (cell.kernel, cell.recurrent_kernel)}
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
         units |= {id(variable): _LEVEL_CODES * code for variable in layer.output_variables.values()}
@@ -90,6 +92,11 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
     return [
         _Trained(variable, units.get(id(variable), 1.0)) for variable in layer.trainable_variables
     ]
+
+
+def _latent_unit(weights: tf.Variable, top_unit: int) -> float:
+    """The unit of latent weights with codes 0..top, from their largest magnitude."""
+    return _LATENT_SHARE * 2.0 * float(np.max(np.abs(weights.numpy()))) / top_unit**2
 
 
 class _Adam:
