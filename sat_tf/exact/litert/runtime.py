@@ -21,6 +21,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from sat_tf.exact.tflite.contents import Contents, read_contents, unpacked
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined, number_of, real_outputs, some_of
+from sat_tf.exact.tflite.value_tables import DECODE
 from sat_tf.exact.tflite.writer import file_of
 from sat_tf.messages import is_standard_error
 
@@ -61,6 +62,7 @@ class Runtime:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
             stack.enter_context(explained("load"))
+            content = expanded(content)
             self._interpreter = Interpreter(
                 model_content=content,
                 num_threads=1,
@@ -182,6 +184,22 @@ class Runtime:
             for entry, shape in zip(inputs, shapes, strict=True):
                 self._interpreter.resize_tensor_input(entry["index"], shape)
             self._interpreter.allocate_tensors()
+
+
+def expanded(content: bytes) -> bytes:
+    """Returns a file with the kernels that its DECODE operators make, which LiteRT has not."""
+    if DECODE.encode() not in content:
+        return content
+    with unpacked(content, "file") as model:
+        return _alone(model)
+
+
+def _alone(model: Any) -> bytes:
+    """Returns the file of an unpacked model, without what names its outputs and places in it."""
+    model.signatureDefs, model.metadata = [], []
+    for buffer in model.buffers:
+        buffer.offset = buffer.size = 0
+    return file_of(model)
 
 
 @contextlib.contextmanager
@@ -452,11 +470,7 @@ class TosaRuntime(OneImageRuntime):
             # A program gives out only its outputs, each once: the kept tensors are among them.
             handed_out = [*dict.fromkeys([*self._ends, *self._made])]
             graph.outputs = np.array(handed_out, np.int32)
-            # Signatures and metadata name outputs, and places in the file that was read.
-            model.signatureDefs, model.metadata = [], []
-            for buffer in model.buffers:
-                buffer.offset = buffer.size = 0
-            pathlib.Path(self._file("model.tflite")).write_bytes(file_of(model))
+            pathlib.Path(self._file("model.tflite")).write_bytes(_alone(model))
         with explained("load", self.title):
             mlir, printed = self._file("mlir"), self._file("program.mlir")
             _called(_CONVERTER, "--bytecode", "-o", mlir, self._file("model.tflite"))
