@@ -339,6 +339,8 @@ PACKAGE = "tflite-micro"
 _SMALLEST_ARENA_BYTES, _LARGEST_ARENA_BYTES = 2**22, 2**31
 _BYTES_PER_VALUE = 4
 _ARENA_IS_FULL = "missing:"
+_ARENA_TOTAL = re.compile(r"Arena allocation total (\d+) bytes")
+_ARENA_ALIGNMENT = 16
 
 
 class MicroRuntime(OneImageRuntime):
@@ -363,6 +365,17 @@ class MicroRuntime(OneImageRuntime):
         tensors = {place: np.asarray(tensor["tensor_data"]) for place, tensor in kept.items()}
         places = range(len(self._outputs))
         return tensors, [np.array(self._interpreter.get_output(index)) for index in places]
+
+    @property
+    def arena_bytes(self) -> int | None:
+        """The bytes of the arena that it takes; only without kept tensors."""
+        with tempfile.TemporaryFile() as log:
+            with native_output_in(log):
+                self._interpreter.print_allocations()
+            log.seek(0)
+            total = _ARENA_TOTAL.search(log.read().decode(errors="replace"))
+        # The end of an arena is rounded to this.
+        return -(-int(total[1]) // _ARENA_ALIGNMENT) * _ARENA_ALIGNMENT if total else None
 
 
 def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:

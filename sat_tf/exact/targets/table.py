@@ -94,7 +94,7 @@ class Target(Processor):
                     fix += f", and use a function that it has: {', '.join(words)} or {last}"
             table = "sat-tf's table of " if self.confirmed_by else ""
             return f"{table}{self.title} has no {operator.name}", fix
-        if not self.expands_tables and any(tensor.index_bits for tensor in operator.reads):
+        if not self.on_microcontrollers and any(tensor.index_bits for tensor in operator.reads):
             return f"{self.title} has no {DECODE}, which makes its kernel", _STORE_BYTES
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):

@@ -19,8 +19,8 @@ _KIND, _VERSION, _TABLE_VERSION, _BITS, _LENGTH = 0, 1, 4, 5, 6
 _LOOKS_UP, _KNOWN_VERSION = 0, 1
 _FACTS_BYTES = 16
 _MOST_VALUES, _MOST_BITS = 128, 7
-# What a file holds besides for two tensors more, their buffers and an operator.
-_OTHER_BYTES = 300
+# What a file holds besides for two tensors more, their buffers, an operator and its name.
+_OTHER_BYTES = 320
 
 
 class WrongTablesError(Exception):

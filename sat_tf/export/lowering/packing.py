@@ -271,7 +271,7 @@ class FileSettings:
                 f"resizable: received True for {self.processor.title}, which takes constant "
                 "shapes, expected False; leave it out."
             )
-        if of_target is None and self.pack == TABLE and not self.processor.expands_tables:
+        if of_target is None and self.pack == TABLE and not self.processor.on_microcontrollers:
             problems.append(
                 f"pack: received {TABLE!r} for {self.processor.title}, which has no operator that "
                 "expands tables of values, expected target='micro'; use pack='auto'."
