@@ -70,7 +70,9 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 def arena_bytes(content: bytes) -> int | None:
     """Returns the bytes of arena that TFLite Micro takes here; None where it does not run."""
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError, KeyError):
-        bytes_taken: int | None = json.loads(trial(content, [MICRO], _SECONDS).stdout)["arena_bytes"]
+        bytes_taken: int | None = json.loads(trial(content, [MICRO], _SECONDS).stdout)[
+            "arena_bytes"
+        ]
         return bytes_taken
     return None
 

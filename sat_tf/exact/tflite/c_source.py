@@ -34,8 +34,8 @@ inline TfLiteStatus RegisterModelOperators(ModelOperators& resolver) {{
 #endif  // MODEL_H_
 """
 _MEASURED = """\
-// Bytes of the tensor arena, as TFLite Micro's reference kernels take it on {machine}. Pointers of 4
-// bytes take less; kernels that are made for a processor, such as CMSIS-NN's, may take more.
+// Bytes of the tensor arena, as TFLite Micro's reference kernels take it on {machine}. Pointers
+// of 4 bytes take less; kernels made for a processor, such as CMSIS-NN's, may take more.
 constexpr int kArenaBytes = {arena_bytes};
 """
 _NOT_MEASURED = """\

@@ -110,7 +110,9 @@ def unfold(model: Any) -> Iterator[int]:
     Yields the bytes of each constant before it is made. Its tensor gets the attribute `index_bits`.
     """
     decoders = {
-        place for place, code in enumerate(model.operatorCodes) if code.customCode == DECODE.encode()
+        place
+        for place, code in enumerate(model.operatorCodes)
+        if code.customCode == DECODE.encode()
     }
     for graph in model.subgraphs if decoders else ():
         stays = []
@@ -128,18 +130,18 @@ def unfold(model: Any) -> Iterator[int]:
 
 
 def _made_constant(model: Any, indices: Any, tables: Any, output: Any) -> Iterator[int]:
-    parts = [model.buffers[tensor.buffer].data for tensor in (indices, tables)]
+    encoded_bytes, table_bytes = (model.buffers[tensor.buffer].data for tensor in (indices, tables))
     grid, shape = output.quantization, tuple(int(size) for size in output.shape)
     if output.type != tfl.TensorType.INT8 or model.buffers[output.buffer].data is not None:
         raise WrongTablesError("makes another tensor than one of int8 without values")
-    if any(part is None for part in parts):
+    if encoded_bytes is None or table_bytes is None:
         raise WrongTablesError("reads tensors that are no constants")
     yield int(np.prod(shape))
     num_scales = 1 if grid is None or grid.scale is None else len(grid.scale)
     axis = 0 if grid is None else int(grid.quantizedDimension)
     if num_scales == 1 and axis:
         raise WrongTablesError(f"has one scale on axis {axis}, which kernels refuse")
-    kernel, bits = decoded(*parts, shape, num_scales, axis)
+    kernel, bits = decoded(encoded_bytes, table_bytes, shape, num_scales, axis)
     output.index_bits, output.buffer = bits, len(model.buffers)
     buffer = tfl.BufferT()
     buffer.data = np.frombuffer(kernel.tobytes(), np.uint8)
