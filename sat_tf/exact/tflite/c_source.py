@@ -1,6 +1,8 @@
 """A file as C++ source of a program for TFLite Micro: an array, and the operators to register."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from sat_tf.exact.tflite.value_tables import DECODE
 
@@ -45,11 +47,8 @@ _NOT_MEASURED = """\
 
 def array_source(content: bytes) -> str:
     """Returns model.cc: the bytes of a file, at an address that 16 divides."""
-    starts = range(0, len(content), _BYTES_A_LINE)
-    rows = (content[start : start + _BYTES_A_LINE].hex(",").split(",") for start in starts)
-    lines = ["  " + " ".join(f"0x{byte}," for byte in row) for row in rows]
     opening = '#include "model.h"\n\nalignas(16) const unsigned char kModel[] = {\n'
-    return opening + "\n".join(lines) + "\n};\n"
+    return f"{opening}{_rows(content)}\n}};\n"
 
 
 def header_source(
@@ -66,6 +65,28 @@ def header_source(
         count=len(names),
         calls="\n".join(calls),
     )
+
+
+def examples_source(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
+    """Returns board.h: the bytes of examples, one after the other, and those that they give."""
+    parts = [
+        "// Bytes for each input of the model, and those that TFLite Micro's kernels make of them.",
+        "#ifndef BOARD_H_\n#define BOARD_H_\n",
+        f"constexpr int kExamples = {len(inputs[0])};",
+    ]
+    for name, arrays in (("kInput", inputs), ("kOutput", outputs)):
+        for place, array in enumerate(arrays):
+            size = array.nbytes // len(array)
+            rows = "".join(f"  {{\n{_rows(each.tobytes())}\n  }},\n" for each in array)
+            opening = f"alignas(16) const unsigned char {name}{place}[kExamples][{size}]"
+            parts.append(f"{opening} = {{\n{rows}}};")
+    return "\n".join([*parts, "\n#endif  // BOARD_H_\n"])
+
+
+def _rows(content: bytes) -> str:
+    starts = range(0, len(content), _BYTES_A_LINE)
+    rows = (content[start : start + _BYTES_A_LINE].hex(",").split(",") for start in starts)
+    return "\n".join("  " + " ".join(f"0x{byte}," for byte in row) for row in rows)
 
 
 def resolver_name(operator: str) -> str:

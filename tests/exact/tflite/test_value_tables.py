@@ -1,11 +1,13 @@
 import shutil
 import subprocess
+import zipfile
 
 import numpy as np
 import pytest
 
 import sat_tf
 from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.device.kit import write_kit
 from sat_tf.exact.litert.runtime import MicroRuntime, Runtime, expanded
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import linear_operations
@@ -234,6 +236,23 @@ def test_microcontrollers_misread_one_table_for_several_scales(installed, tabled
         interpreter.invoke()
         outputs.append(np.array(interpreter.get_output(0)))
     assert np.any(outputs[0] != outputs[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("output_type", ["float32", "int8"])
+def test_a_kit_has_the_outputs_of_microcontrollers(installed, tabled, output_type, tmp_path):
+    path, images = tmp_path / "model.tflite", images_for(tabled[0], 5)
+    sat_tf.export_tflite(tabled[0], path, pack="table", output_type=output_type)
+    write_kit(path, images, tmp_path / "kit.zip")
+    with zipfile.ZipFile(tmp_path / "kit.zip") as kit:
+        header, content = kit.read("board.h").decode(), kit.read("model.tflite")
+    assert content == expanded(path.read_bytes())
+    micro = MicroRuntime(path.read_bytes(), keep_tensors=False)
+    for number in range(4):
+        _, (output,) = micro.compute([images[number : number + 1]])
+        row = "".join(f"0x{byte:02x}, " for byte in output.tobytes()[:16])
+        assert row.strip() in header
+    assert "kInput0[kExamples][288]" in header
 
 
 # -- in programs -----------------------------------------------------------------------------------
