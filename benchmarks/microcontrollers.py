@@ -99,7 +99,7 @@ def _milliseconds(contents: list[bytes], image: np.ndarray) -> list[float]:
 
 
 def _codes_differing(contents: list[bytes], images: np.ndarray) -> tuple[int, int]:
-    """The number of codes in which TFLite Micro differs between two files, and of those compared."""
+    """The codes in which two files differ in TFLite Micro, and those compared."""
     tensors = []
     for content in contents:
         runtime = MicroRuntime(content, keep_tensors=True)
@@ -153,7 +153,9 @@ def _accuracy(name: str, method: str, bits: int) -> dict[str, Any]:
     sat_tf.calibrate(quantized, train[:512].astype(np.float32), progress=False)
     sat_tf.reconstruct(quantized, model, train[:512].astype(np.float32), progress=False)
     content, report = _exported(quantized, "table")
-    float_top1 = np.mean(np.argmax(model.predict(held_out.astype(np.float32), verbose=0), 1) == classes)
+    float_top1 = np.mean(
+        np.argmax(model.predict(held_out.astype(np.float32), verbose=0), 1) == classes
+    )
     answers = Runtime(content, keep_tensors=False).run(held_out)
     return {
         "task": name,

@@ -144,8 +144,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.report.report import headline_of
 
     with value_errors_as_run_errors():
-        asked = {name: getattr(arguments, name) for name in ("pack", "output_type")}
-        FileSettings(target=policy.processor.name, **asked)
+        of_file = {name: getattr(arguments, name) for name in ("pack", "output_type")}
+        FileSettings(target=policy.processor.name, **of_file)
     epochs = arguments.epochs or 0
     is_reconstructed = arguments.bits <= _MOST_RECONSTRUCTED and arguments.epochs != 0
     with value_errors_as_run_errors(path):

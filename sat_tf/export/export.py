@@ -424,7 +424,7 @@ def _report(
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
     arenas: dict[bytes, int | None] = {}
     if settings.processor.on_microcontrollers and is_installed(MICRO):
-        arenas = {each: arena_bytes(each) for each in {content, expanded(content)}}
+        arenas = {file: arena_bytes(file) for file in {content, expanded(content)}}
     return ExportReport(
         path=str(path),
         bytes=len(content),

@@ -69,7 +69,7 @@ def header_source(
 
 def examples_source(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
     """Returns board.h: the bytes of examples, one after the other, and those that they give."""
-    parts = [
+    lines = [
         "// Bytes for each input of the model, and those that TFLite Micro's kernels make of them.",
         "#ifndef BOARD_H_\n#define BOARD_H_\n",
         f"constexpr int kExamples = {len(inputs[0])};",
@@ -77,10 +77,10 @@ def examples_source(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray])
     for name, arrays in (("kInput", inputs), ("kOutput", outputs)):
         for place, array in enumerate(arrays):
             size = array.nbytes // len(array)
-            rows = "".join(f"  {{\n{_rows(each.tobytes())}\n  }},\n" for each in array)
+            rows = "".join(f"  {{\n{_rows(example.tobytes())}\n  }},\n" for example in array)
             opening = f"alignas(16) const unsigned char {name}{place}[kExamples][{size}]"
-            parts.append(f"{opening} = {{\n{rows}}};")
-    return "\n".join([*parts, "\n#endif  // BOARD_H_\n"])
+            lines.append(f"{opening} = {{\n{rows}}};")
+    return "\n".join([*lines, "\n#endif  // BOARD_H_\n"])
 
 
 def _rows(content: bytes) -> str:

@@ -155,10 +155,10 @@ def _unpacked_model(content: bytes) -> Any:
         graph.tensors = _vector(packed, "tensors", _tensor_table, budget)
         graph.operators = _vector(packed, "operators", tfl.OperatorT.InitFromObj, budget)
         model.subgraphs.append(graph)
-    left = _LARGEST_EXPANSION * len(content) + _ALWAYS_UNPACKED_BYTES
+    bytes_left = _LARGEST_EXPANSION * len(content) + _ALWAYS_UNPACKED_BYTES
     for num_bytes in unfold(model):
-        left -= num_bytes
-        if left < 0:
+        bytes_left -= num_bytes
+        if bytes_left < 0:
             raise _TooMuchError
     return model
 

@@ -19,7 +19,7 @@ _KIND, _VERSION, _TABLE_VERSION, _BITS, _LENGTH = 0, 1, 4, 5, 6
 _LOOKS_UP, _KNOWN_VERSION = 0, 1
 _FACTS_BYTES = 16
 _MOST_VALUES, _MOST_BITS = 128, 7
-# What a file holds besides for two tensors more, their buffers, an operator and its name.
+# A file holds these for two tensors more, their buffers, an operator and its name.
 _OTHER_BYTES = 320
 
 
@@ -59,8 +59,8 @@ def encoded(kernel: np.ndarray, num_scales: int, axis: int) -> Encoded | None:
     of_rows = [np.searchsorted(table, row) for table, row in zip(tables, rows, strict=True)]
     indices = np.stack(of_rows).astype(np.uint8)
     if num_scales > 1:
-        others = [size for place, size in enumerate(kernel.shape) if place != axis]
-        indices = np.moveaxis(indices.reshape(num_scales, *others), 0, axis)
+        sizes = [size for place, size in enumerate(kernel.shape) if place != axis]
+        indices = np.moveaxis(indices.reshape(num_scales, *sizes), 0, axis)
     # The lowest `bits` of each byte.
     separate = np.unpackbits(indices.reshape(-1, 1), axis=1)[:, 8 - bits :]
     whole = np.concatenate([facts, *padded]).view(np.uint8)
@@ -78,9 +78,9 @@ def decoded(
     count = int(np.prod(shape))
     if tables.size < _FACTS_BYTES:
         raise WrongTablesError(f"has {tables.size} bytes of facts and tables")
-    kind, *versions = (int(tables[place]) for place in (_KIND, _VERSION, _TABLE_VERSION))
-    if kind != _LOOKS_UP or {*versions} != {_KNOWN_VERSION}:
-        raise WrongTablesError(f"is of kind {kind}, in the versions {versions}")
+    encoding, *versions = (int(tables[place]) for place in (_KIND, _VERSION, _TABLE_VERSION))
+    if encoding != _LOOKS_UP or {*versions} != {_KNOWN_VERSION}:
+        raise WrongTablesError(f"is of kind {encoding}, in the versions {versions}")
     # Kernels take the lowest three bits.
     bits, length = int(tables[_BITS]) & _MOST_BITS, int(tables[_LENGTH])
     values = tables[_FACTS_BYTES:].view(np.int8)

@@ -133,10 +133,10 @@ class Writer:
         if encoded is None:
             buffer = self._shared_buffer(packed_bytes(codes, storage))
             return self._constant(name, codes.shape, dtype, buffer, quantization)
-        parts = {"indices": encoded.indices, "tables": encoded.tables}
+        constants = {"indices": encoded.indices, "tables": encoded.tables}
         inputs = [
-            self._constant(f"{name}/{part}", data.shape, _BYTE, self._shared_buffer(data), None)
-            for part, data in parts.items()
+            self._constant(f"{name}/{role}", data.shape, _BYTE, self._shared_buffer(data), None)
+            for role, data in constants.items()
         ]
         index = self._constant(name, codes.shape, dtype, 0, quantization)
         self.operator(_DECODE, inputs, index)

@@ -23,7 +23,7 @@ def without_copies(graph: Graph, layer_names: Collection[str]) -> Graph:
     """
     # A sum of images may need a reshape of its own where all that reads it are sequences.
     graphs = [_Images(graph, layer_names, lifts=lifts).graph for lifts in (True, False)]
-    return min(graphs, key=lambda each: len(each.operations))
+    return min(graphs, key=lambda candidate: len(candidate.operations))
 
 
 class _Images:
@@ -78,18 +78,18 @@ class _Images:
 
     def _named(self, outputs: list[str], layer_names: Collection[str]) -> Graph:
         """Returns the graph, with the names of layers for images whose sequences are gone."""
-        made = {operation.output for operation in self._operations}
+        tensor_names = {operation.output for operation in self._operations}
         names: dict[str, str] = {}
         for name, source in self._sources.items():
-            is_free = name in layer_names and name not in made and source not in layer_names
-            if is_free and source in made:
+            is_free = name in layer_names and name not in tensor_names and source not in layer_names
+            if is_free and source in tensor_names:
                 names.setdefault(source, name)
 
         def new(name: str) -> str:
             return names.get(name, name)
 
         def standing_for(name: str) -> str:
-            return new(name if name in made else self._sources.get(name, name))
+            return new(name if name in tensor_names else self._sources.get(name, name))
 
         tensors = [
             dataclasses.replace(self._tensors[operation.output], name=new(operation.output))

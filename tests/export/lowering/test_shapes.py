@@ -132,11 +132,11 @@ def _step(x, kind):
 )
 def test_networks_of_sequences_have_one_reshape_and_the_same_codes(kind, target, path, monkeypatch):
     keras.utils.set_random_seed(0)
-    steps = x = L.Input((24, 3))
+    steps = x = L.Input((48, 3))
     for _ in range(2):
         x = _step(L.Conv1D(6, 3, padding="same", activation="relu")(x), kind)
     model = keras.Model(steps, L.Dense(4)(L.GlobalAveragePooling1D()(x)))
-    images = np.random.default_rng(0).normal(size=(24, 24, 3)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(24, 48, 3)).astype(np.float32)
     policy = BitPolicy.mobile(4, input_type="float32", target=target)
     quantized = calibrated(model, policy, images)
     graph = deployed(quantized)
