@@ -122,7 +122,7 @@ class ExportReport(Displayed):
     # The bits of each layer's weights, and why not fewer; empty for route="converter".
     kernels: list[packing.StoredKernel]
     # The first release of LiteRT's Python package that runs the file, with XNNPACK computing
-    # everything that it takes.
+    # everything that it takes; "" where only TFLite Micro runs it.
     runs_from: str
     # The processors on which XNNPACK has the same codes, operator by operator, and the reason;
     # empty for route="converter".
@@ -422,19 +422,19 @@ def _report(
     """Returns the report of the file of a graph."""
     is_direct = route == "direct"
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
-    arenas: dict[bytes, int | None] = {}
+    operators, arenas = contents.operator_counts(), dict[bytes, int | None]()
     if settings.processor.on_microcontrollers and is_installed(MICRO):
         arenas = {file: arena_bytes(file) for file in {content, expanded(content)}}
     return ExportReport(
         path=str(path),
         bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
-        operators=contents.operator_counts(),
+        operators=operators,
         float_operators=contents.float_operators(),
         float_layers=list(graph.float_layers),
         certified=list(graph.integer_tensors) if is_direct else [],
         kernels=packing.stored_kernels(graph) if is_direct else [],
-        runs_from=first_release(products, contents),
+        runs_from="" if DECODE in operators else first_release(products, contents),
         portability=portability_of(graph) if is_direct else [],
         moved_scales=dict(graph.moved_scales) if is_direct else {},
         states=dict(graph.states) if is_direct else {},

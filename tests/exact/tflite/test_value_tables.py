@@ -135,7 +135,7 @@ def test_a_file_of_tables_is_the_plain_one_for_all_but_microcontrollers(tabled):
     kernels = [linear_operations(read_graph(p.read_bytes(), "a").operations) for p in (path, plain)]
     packed = [of_table.index_bits for of_table in kernels[0]]
     assert packed == [3, 0, 3, 0, 0] != [kernel.index_bits for kernel in kernels[1]]
-    assert report.operators[DECODE] == 2
+    assert (report.operators[DECODE], report.runs_from) == (2, "")
     assert len(content) < len(plain.read_bytes())
     images = images_for(model, 3)
     outputs = [Runtime(p.read_bytes(), keep_tensors=False).run(images) for p in (path, plain)]
@@ -210,6 +210,21 @@ def test_microcontrollers_have_the_codes_of_the_plain_file(installed, any_size, 
     assert report.arena_bytes > 10_000
     for name, of_plain in codes[1].items():
         np.testing.assert_array_equal(codes[0][name], of_plain)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", zoo.EACH)
+def test_tables_of_any_network_have_the_codes_of_the_plain_file(
+    installed, any_size, name, tmp_path
+):
+    model, codes = zoo.quantized(name), []
+    settings = {"float_head": zoo.ZOO[name].float_head, "target": "micro"}
+    for pack in ("table", "none"):
+        path = tmp_path / f"{pack}.tflite"
+        sat_tf.export_tflite(model, path, pack=pack, **settings)
+        codes.append(_codes(path, images_for(model, 2)))
+    for tensor, of_plain in codes[1].items():
+        np.testing.assert_array_equal(codes[0][tensor], of_plain)
 
 
 @pytest.mark.thorough
