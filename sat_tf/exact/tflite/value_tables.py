@@ -95,10 +95,10 @@ def decoded(
     if not bits or -(-count * bits // 8) > indices.size:
         raise WrongTablesError(f"has {indices.size} bytes for {count} indices of {bits} bits")
     separate = np.unpackbits(indices, count=count * bits).reshape(count, bits)
-    places = (np.packbits(separate, axis=1) >> (8 - bits)).reshape(shape).astype(np.int64)
+    places = (np.packbits(separate, axis=1) >> (8 - bits)).reshape(shape).astype(np.int32)
     if np.max(places, initial=0) >= length:
         raise WrongTablesError(f"has the index {np.max(places)} into tables of {length} values")
-    starts = length * np.arange(num_scales)
+    starts = length * np.arange(num_scales, dtype=np.int32)
     if num_scales > 1:
         starts = starts.reshape([-1 if place == axis else 1 for place in range(len(shape))])
     return values[starts + places], bits
@@ -120,9 +120,9 @@ def unfold(model: Any) -> Iterator[int]:
             if operator.opcodeIndex not in decoders:
                 stays.append(operator)
                 continue
+            if len(operator.inputs) != 2 * len(operator.outputs) or np.min(operator.inputs) < 0:
+                raise WrongTablesError(f"reads the tensors {[*map(int, operator.inputs)]}")
             ends = [graph.tensors[index] for index in operator.inputs]
-            if len(ends) != 2 * len(operator.outputs):
-                raise WrongTablesError(f"reads {len(ends)} tensors")
             pairs = zip(ends[::2], ends[1::2], strict=True)
             for (indices, tables), index in zip(pairs, operator.outputs, strict=True):
                 yield from _made_constant(model, indices, tables, graph.tensors[index])
@@ -132,6 +132,8 @@ def unfold(model: Any) -> Iterator[int]:
 def _made_constant(model: Any, indices: Any, tables: Any, output: Any) -> Iterator[int]:
     encoded_bytes, table_bytes = (model.buffers[tensor.buffer].data for tensor in (indices, tables))
     grid, shape = output.quantization, tuple(int(size) for size in output.shape)
+    if min(shape, default=1) < 0:
+        raise WrongTablesError(f"makes a tensor of the shape {shape}")
     if output.type != tfl.TensorType.INT8 or model.buffers[output.buffer].data is not None:
         raise WrongTablesError("makes another tensor than one of int8 without values")
     if encoded_bytes is None or table_bytes is None:

@@ -167,6 +167,53 @@ def test_the_form_that_kernels_misread_is_refused_by_whoever_reads_the_file(tabl
         sat_tf.verify_tflite(tabled[0], path, images_for(tabled[0], 2))
 
 
+def _of_float(model, graph):
+    graph.tensors[_decoder(model, graph).outputs[0]].type = 0
+
+
+def _of_several(model, graph):
+    _decoder(model, graph).inputs = np.array([0], np.int32)
+
+
+def _of_nothing(model, graph):
+    operator = _decoder(model, graph)
+    operator.inputs = np.array([operator.inputs[0], -1], np.int32)
+
+
+def _of_a_sum(model, graph):
+    operator = _decoder(model, graph)
+    made = graph.operators[0].outputs[0]
+    operator.inputs = np.array([operator.inputs[0], made], np.int32)
+
+
+def _of_negative_sizes(model, graph):
+    tensor = graph.tensors[_decoder(model, graph).outputs[0]]
+    tensor.shape = np.array([-24, 3, 3, 8], np.int32)
+
+
+def _decoder(model, graph):
+    names = [code.customCode for code in model.operatorCodes]
+    return next(op for op in graph.operators if names[op.opcodeIndex] == DECODE.encode())
+
+
+DAMAGES = {
+    _of_float: "makes another tensor than one of int8",
+    _of_several: r"reads the tensors \[0\]",
+    _of_nothing: "reads the tensors",
+    _of_a_sum: "reads tensors that are no constants",
+    _of_negative_sizes: "makes a tensor of the shape",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_operators_that_no_kernel_runs_are_refused(tabled, damage, tmp_path):
+    path = tmp_path / "damaged.tflite"
+    path.write_bytes(changed(tabled[1].read_bytes(), damage))
+    with pytest.raises(ValueError, match=DAMAGES[damage]):
+        read_subject(path)
+
+
 @pytest.mark.thorough
 def test_a_target_without_tables_and_a_model_without_small_kernels_are_refused(tabled, tmp_path):
     with pytest.raises(ValueError, match="LiteRT's CPU kernels, which has no operator that expand"):
