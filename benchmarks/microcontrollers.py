@@ -4,7 +4,7 @@ Needs `sat-tf[micro]`. Times are those of TFLite Micro's reference kernels on th
 microcontroller's: what DECODE adds to a step, beside convolutions that nothing makes fast.
 
     python benchmarks/microcontrollers.py                    # networks with random weights
-    python benchmarks/microcontrollers.py --tasks=glyphs,signals   # trained ones, reconstructed
+    python benchmarks/microcontrollers.py --tasks=signals,textures   # trained ones, reconstructed
 """
 
 import statistics
