@@ -16,9 +16,8 @@ import numpy as np
 from sat_tf.exact import operator_comparison
 from sat_tf.exact.certificate.runtimes import RUNTIMES, RuntimeKind
 from sat_tf.exact.kernels import kernel_sets
-from sat_tf.exact.litert.runtime import Computed, OneImageRuntime, explained, loaded
+from sat_tf.exact.litert.runtime import Computed, OneImageRuntime, explained, loaded, standalone
 from sat_tf.exact.tflite.contents import read_contents, unpacked
-from sat_tf.exact.tflite.writer import file_of
 
 TOSA = "tosa"
 # The variable with the folder of the tools; without it, they are looked for on PATH.
@@ -92,11 +91,7 @@ class TosaRuntime(OneImageRuntime):
             # A program gives out only its outputs, each once: the kept tensors are among them.
             handed_out = [*dict.fromkeys([*self._ends, *self._made])]
             graph.outputs = np.array(handed_out, np.int32)
-            # Signatures and metadata name outputs, and places in the file that was read.
-            model.signatureDefs, model.metadata = [], []
-            for buffer in model.buffers:
-                buffer.offset = buffer.size = 0
-            pathlib.Path(self._file("model.tflite")).write_bytes(file_of(model))
+            pathlib.Path(self._file("model.tflite")).write_bytes(standalone(model))
         with explained("load", self.title):
             mlir, printed = self._file("mlir"), self._file("program.mlir")
             _called(_CONVERTER, "--bytecode", "-o", mlir, self._file("model.tflite"))

@@ -30,6 +30,7 @@ UNFINISHED = "reconstruction.npz"
 FLOAT_MODEL = "float.keras"  # only runs have it
 QUANTIZED_MODEL = "quantized.keras"
 TFLITE_MODEL = "model.tflite"
+C_ARRAY, C_HEADER = "model.cc", "model.h"  # the file in a program of a microcontroller
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 RESULTS = "results.json"
@@ -43,7 +44,7 @@ class OutputFolder:
 
     path: pathlib.Path  # The folder; it need not exist.
     files: ClassVar[tuple[str, ...]] = (  # The names of all files that a command may write.
-        *(LABELS, PREPROCESSING, RECONSTRUCTION, QUANTIZED_MODEL, TFLITE_MODEL),
+        *(LABELS, PREPROCESSING, RECONSTRUCTION, QUANTIZED_MODEL, TFLITE_MODEL, C_ARRAY, C_HEADER),
         *(CERTIFICATE, CERTIFICATE_PAGE, RESULTS, LAYERS, REPORT),
     )
 

@@ -564,3 +564,18 @@ def normalized(x, kind, gamma=None, beta=None, *, epsilon, groups=1):
     y = parts / np.sqrt(np.mean(parts**2, axis=axes, keepdims=True) + epsilon)
     y = y.reshape(x.shape)
     return (1.0 if gamma is None else gamma) * y + (0.0 if beta is None else beta)
+
+
+# -- kernels as tables of values -------------------------------------------------------------------
+
+
+def expanded_table(indices, tables, shape, axis):
+    """What TFLite Micro's DECODE makes of indices and tables: one value after the other."""
+    bits, length = int(tables[5]), int(tables[6])
+    digits = "".join(f"{int(byte):08b}" for byte in indices)
+    values = [int(value) - 256 * (value > 127) for value in tables[16:].tolist()]
+    kernel = np.zeros(shape, int)
+    for place, where in enumerate(np.ndindex(*shape)):
+        channel = 0 if axis is None else where[axis]
+        kernel[where] = values[channel * length + int(digits[place * bits :][:bits], 2)]
+    return kernel

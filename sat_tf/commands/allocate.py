@@ -80,8 +80,8 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.advanced.add_argument(
         "--pack",
-        metavar="|".join(PACKS),
-        choices=PACKS,
+        metavar="|".join(PACKS[:-1]),
+        choices=PACKS[:-1],  # the bytes of tables depend on the values of weights
         default="auto",
         help="how the file stores kernels, as for sat-tf export: auto, none, int4 or int2; "
         "default: auto",

@@ -11,8 +11,8 @@ from sat_tf import output_folder
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import (
     OWN_TYPE,
-    PACKS,
     add_output_type,
+    add_pack,
     add_target,
     add_trust,
     nonempty,
@@ -87,13 +87,7 @@ def add_arguments(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
-    parser.advanced.add_argument(
-        "--pack",
-        metavar="|".join(PACKS),
-        choices=PACKS,
-        help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
-        "int4 and int2 make smaller files and slower models; default: as in the run's config",
-    )
+    add_pack(parser, default="as in the run's config", usual=None)
     parser.advanced.add_argument(
         "--compare_storage",
         action="store_true",

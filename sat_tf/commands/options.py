@@ -91,7 +91,21 @@ def add_overrides(parser: "argparse._ActionsContainer", about: str) -> None:
 
 
 # How a file can store kernels; what each does is in `sat_tf.export.lowering.packing`.
-PACKS = ("auto", "none", "int4", "int2")
+PACKS = ("auto", "none", "int4", "int2", "table")
+
+
+def add_pack(parser: Parser, *, default: str, usual: str | None) -> None:
+    """Adds --pack, for commands that write a file."""
+    parser.advanced.add_argument(
+        "--pack",
+        metavar="|".join(PACKS),
+        choices=PACKS,
+        default=usual,
+        help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
+        "int4 and int2 make smaller files and slower models; table, for the target micro, makes "
+        f"tables of values; default: {default}",
+    )
+
 
 # The type of outputs that a file has by itself, in words.
 OWN_TYPE = "the target's, int8 for NPUs, else float32"

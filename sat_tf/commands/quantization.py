@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import platform
 import shutil
 import time
 import warnings
@@ -19,11 +20,12 @@ from sat_tf.commands.images import QuantizationImages
 from sat_tf.commands.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.tflite.c_source import array_source, header_source
 from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.top_k import classes_of
 from sat_tf.export.lowering.pipeline import snap_biases
-from sat_tf.files import remove_folder
+from sat_tf.files import read_bytes, remove_folder
 from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.messages.progress_bar import image_bar
@@ -91,7 +93,7 @@ class QuantizationRun:
                     fitted = self._reconstruct(quantized, feed, checkpoint)
                 if self.arguments.epochs:
                     tuned = self._train(quantized, checkpoint)
-                snap_biases(quantized)
+                self._snap_biases(quantized)
                 folder.start()  # old files belong to other pictures
                 if fitted is not None:
                     fitted.write(folder)
@@ -137,6 +139,9 @@ class QuantizationRun:
         remove_folder(backups)
         return certificate, results if measured else None
 
+    def _snap_biases(self, quantized: keras.Model) -> None:
+        snap_biases(quantized, pack=self.arguments.pack)
+
     def _note(self, text: str) -> None:
         say(self.console, f"Note: {text}", style="yellow")
 
@@ -162,7 +167,10 @@ class QuantizationRun:
         pictures, held_out, folder = self.pictures, self.pictures.held_out, self.folder
         preprocessing = COVERING if pictures.training.array is None else None
         class_names = pictures.training.class_names or None
-        options: dict[str, Any] = {"output_type": self.arguments.output_type}
+        options: dict[str, Any] = {
+            "output_type": self.arguments.output_type,
+            "pack": self.arguments.pack,
+        }
         labels: Any = held_out.labels
         if len(self.model.outputs) == 1:  # TFLite Metadata describe one output
             options |= {"labels": class_names, "preprocessing": preprocessing}
@@ -183,6 +191,11 @@ class QuantizationRun:
             progress=True,
             **options,
         )
+        if self.policy.processor.on_microcontrollers:
+            content = read_bytes(folder.file(output_folder.TFLITE_MODEL))
+            sizes = len(content), report.operators, report.arena_bytes, platform.machine()
+            folder.write_text(output_folder.C_ARRAY, array_source(content))
+            folder.write_text(output_folder.C_HEADER, header_source(quantized.name, *sizes))
         with folder.written(output_folder.QUANTIZED_MODEL) as temporary:
             quantized.save(temporary)
         if preprocessing is not None:
@@ -216,7 +229,7 @@ class QuantizationRun:
         def measure() -> dict[str, float]:
             if pictures.held_out.labels is None:
                 return {}
-            snap_biases(quantized)
+            self._snap_biases(quantized)
             size = (pictures.num_classes,)
             (of_classes,) = (head for head in quantized.outputs if tuple(head.shape[1:]) == size)
             classifier = keras.Model(quantized.inputs, of_classes)
@@ -260,7 +273,7 @@ class QuantizationRun:
                     "from coordinates and other values; leave out --epochs where they are such."
                 )
         # A model without an integer form is refused before it is trained.
-        snap_biases(quantized)
+        self._snap_biases(quantized)
         batch_size = min(_BATCH_SIZE, len(training))
         total = self.arguments.epochs * (len(training) // batch_size) * batch_size
         saved = [0]  # epochs
@@ -295,7 +308,7 @@ class QuantizationRun:
                     seed=self.arguments.seed,
                     folder=folder.file(_BACKUPS),
                     is_expected=bool(self.arguments.resume) and not self.steps,
-                    finish=snap_biases,
+                    finish=self._snap_biases,
                     say=functools.partial(say, self.console),
                     callbacks=[told],
                 )

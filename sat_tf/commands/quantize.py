@@ -9,7 +9,15 @@ from rich.text import Text
 
 from sat_tf.commands.images import add_pictures, expect_pictures, find_pictures, fixed_input_shape
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
-from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
+from sat_tf.commands.options import (
+    OWN_TYPE,
+    add_output_type,
+    add_pack,
+    add_resume,
+    add_trust,
+    nonempty,
+    seed,
+)
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.verification_table import conclude
@@ -19,6 +27,8 @@ from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.messages.tables import Marked, marked_text, points
 from sat_tf.messages.validation import Count, PositiveNumber, option
 from sat_tf.output_folder import (
+    C_ARRAY,
+    C_HEADER,
     CERTIFICATE_PAGE,
     QUANTIZED_MODEL,
     REPORT,
@@ -55,6 +65,7 @@ examples:
   sat-tf quantize model.keras --images photos/ --bits 4 --epochs 5
   sat-tf quantize model.keras --images photos/ --input_range=-1,1 --out app/model
   sat-tf quantize model.keras --images photos/ --target ethos-u55
+  sat-tf quantize model.keras --images photos/ --bits 4 --target micro --pack table
   sat-tf quantize model.keras --images pixels.npy --labels labels.npy
 """
 
@@ -98,6 +109,7 @@ def add_arguments(parser: Parser) -> None:
         "whose codes differ, ties, and where the proof holds",
     )
     add_output_type(parser, default=OWN_TYPE)
+    add_pack(parser, default="auto", usual="auto")
     add_resume(parser)
     parser.advanced.add_argument(
         "--seed", metavar="N", type=seed, default=0, help="of all that is drawn; default: 0"
@@ -126,10 +138,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     from sat_tf.commands.quantization import QuantizationRun
+    from sat_tf.export.lowering.packing import FileSettings
     from sat_tf.qat.reconstruction.fit import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
 
+    with value_errors_as_run_errors():
+        of_file = {name: getattr(arguments, name) for name in ("pack", "output_type")}
+        FileSettings(target=policy.processor.name, **of_file)
     epochs = arguments.epochs or 0
     is_reconstructed = arguments.bits <= _MOST_RECONSTRUCTED and arguments.epochs != 0
     with value_errors_as_run_errors(path):
@@ -155,7 +171,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             arguments=arguments,
         ).write()
     headline = headline_of(certificate, results) or certificate.verdict
-    names = (TFLITE_MODEL, CERTIFICATE_PAGE, REPORT, QUANTIZED_MODEL)
+    names = (TFLITE_MODEL, C_ARRAY, C_HEADER, CERTIFICATE_PAGE, REPORT, QUANTIZED_MODEL)
     tflite, *beside = (folder.file(name) for name in names if folder.file(name).exists())
     advice = next_step(arguments.bits, headline, results, why_not, is_exact=certificate.is_exact)
     # Nothing tells which answers are right without labels.

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +19,12 @@ from sat_tf.exact.certificate.runtimes import (
     PortabilityClaim,
     are_portable,
     first_release,
+    is_installed,
     portability_of,
     wrong_before,
 )
-from sat_tf.exact.litert.runtime import Runtime, check_loading
+from sat_tf.exact.litert.processes import arena_bytes
+from sat_tf.exact.litert.runtime import MICRO, Runtime, check_loading, expanded
 from sat_tf.exact.operations.graph import Graph, wide_tensors
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
@@ -36,6 +39,7 @@ from sat_tf.exact.tflite.metadata import (
     misfits,
 )
 from sat_tf.exact.tflite.preprocessing import Preprocessing
+from sat_tf.exact.tflite.value_tables import DECODE
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.lowering import packing
 from sat_tf.export.lowering.outputs import FLOAT
@@ -118,7 +122,7 @@ class ExportReport(Displayed):
     # The bits of each layer's weights, and why not fewer; empty for route="converter".
     kernels: list[packing.StoredKernel]
     # The first release of LiteRT's Python package that runs the file, with XNNPACK computing
-    # everything that it takes.
+    # everything that it takes; "" where only TFLite Micro runs it.
     runs_from: str
     # The processors on which XNNPACK has the same codes, operator by operator, and the reason;
     # empty for route="converter".
@@ -130,6 +134,10 @@ class ExportReport(Displayed):
     states: dict[str, str]
     moved_biases: int  # The number of layers whose biases the model has taken from its file.
     target: str  # The processor that the file is for.
+    # The bytes of the arena in which TFLite Micro runs it on this machine, and runs the same file
+    # with all kernels as they are; None for other targets, and where it is not installed.
+    arena_bytes: int | None
+    arena_bytes_unpacked: int | None
     # The operators that the target's compiler leaves to the CPU, with the reason and the fix; for a
     # CPU, the operators that it refuses.
     cpu_fallback: list[CpuFallback]
@@ -179,6 +187,11 @@ class ExportReport(Displayed):
     def statements(self) -> list[Marked]:
         """The statements after the summary, in the order in which they are shown."""
         words = [f"It runs in ai-edge-litert {self.runs_from} and later."]
+        if decoders := self.operators.get(DECODE):
+            words = [
+                f"It runs in TFLite Micro of 2026 and later, which expands {decoders} kernels in "
+                "its arena; LiteRT does not run it."
+            ]
         if self.states:
             pairs = first_ones(f"{output} to {name}" for output, name in self.states.items())
             words.append(f"Codes to feed back as they are: {pairs}; they start at the zero point.")
@@ -193,8 +206,18 @@ class ExportReport(Displayed):
 
     @property
     def on_target(self) -> list[Marked]:
-        """The statements on the operators that the target computes, and on the others."""
-        return TARGETS[self.target].statements(self.cpu_fallback, sum(self.operators.values()))
+        """The statements on the target: memory, operators that it computes, and the others."""
+        count = sum(self.operators.values())
+        statements = TARGETS[self.target].statements(self.cpu_fallback, count)
+        if self.arena_bytes is None:
+            return statements
+        unpacked = self.arena_bytes_unpacked
+        beside = "" if unpacked in (None, self.arena_bytes) else f", {unpacked:,} with pack='none'"
+        memory = (
+            f"It takes {self.bytes:,} bytes of flash, and {self.arena_bytes:,} of arena{beside}, "
+            f"as TFLite Micro's reference kernels do on {platform.machine()}."
+        )
+        return [Marked(memory, "plain"), *statements]
 
     def _notes(self) -> list[Marked]:
         return self.statements
@@ -272,6 +295,9 @@ def export_tflite(
             8. "int4": other convolutions too, several times slower, and processors differ in their
             codes. "int2": as "auto", and 2 bits where codes fit, which is slower on x86. "none":
             8 bits, for releases of LiteRT that know no others; see `ExportReport.runs_from`.
+            "table", for target="micro": kernels of any layer as tables of values, one a channel,
+            with indices of 1 to 7 bits, where that takes fewer bytes; the codes are those of
+            "none".
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
         output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", except for
             outputs without codes, otherwise "float32". Integers are the last codes of the file:
@@ -396,20 +422,25 @@ def _report(
     """Returns the report of the file of a graph."""
     is_direct = route == "direct"
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
+    operators, arenas = contents.operator_counts(), dict[bytes, int | None]()
+    if settings.processor.on_microcontrollers and is_installed(MICRO):
+        arenas = {file: arena_bytes(file) for file in {content, expanded(content)}}
     return ExportReport(
         path=str(path),
         bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
-        operators=contents.operator_counts(),
+        operators=operators,
         float_operators=contents.float_operators(),
         float_layers=list(graph.float_layers),
         certified=list(graph.integer_tensors) if is_direct else [],
         kernels=packing.stored_kernels(graph) if is_direct else [],
-        runs_from=first_release(products, contents),
+        runs_from="" if DECODE in operators else first_release(products, contents),
         portability=portability_of(graph) if is_direct else [],
         moved_scales=dict(graph.moved_scales) if is_direct else {},
         states=dict(graph.states) if is_direct else {},
         target=settings.target,
+        arena_bytes=arenas.get(content),
+        arena_bytes_unpacked=arenas.get(expanded(content)),
         cpu_fallback=TARGETS[settings.target].cpu_fallback(contents),
         warnings=[
             *_warnings(graph, settings, content),
@@ -450,7 +481,7 @@ def _otherwise_packed(
 ) -> dict[str, bytes]:
     """Returns the files of the other choices of `pack`, by choice."""
     files = {}
-    for pack in packing.PACKINGS:
+    for pack in (name for name in packing.PACKINGS if name != packing.TABLE):  # LiteRT has none
         with contextlib.suppress(ValueError):  # nothing to pack
             other_settings = dataclasses.replace(settings, pack=pack)
             graph = file_graph(network, other_settings)

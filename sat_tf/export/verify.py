@@ -175,7 +175,9 @@ class TrainedModel:
             {name: tf.constant(image.fed(pixels)) for name, pixels, image in inputs}
         ):
             for name in self._shown.get(node_name, ()):
-                codes[name] = rounded_codes(tensor.numpy(), self._graph.codes(name))
+                # A sequence may be an image of one row in the file.
+                real = tensor.numpy().reshape(-1, *self._graph.tensors[name].shape)
+                codes[name] = rounded_codes(real, self._graph.codes(name))
             if node_name in self._network.outputs:
                 outputs[node_name] = np.asarray(tensor)
         return codes, joined([outputs[name] for name in self._network.outputs])

@@ -14,7 +14,12 @@ import tf_keras as keras
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering.layers import KernelOutline, find_problems
-from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
+from sat_tf.export.lowering.packing import (
+    TABLE,
+    FileSettings,
+    NothingPackedError,
+    pack_graph,
+)
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import ModelError
@@ -32,9 +37,19 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
     after training: between two tensors with equal levels the file needs no operator.
     """
     network = _previewed(read_source(model, processor=policy.processor), policy)
-    settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)
+    settings = _settings(pack, policy)
     graph = pack_graph(_lowered(network, kernel_outlines(network)), settings.packing)
     return len(planned_content(graph, _linear_places(network, graph), settings))
+
+
+def _settings(pack: str, policy: BitPolicy) -> FileSettings:
+    if pack == TABLE:
+        raise ValueError(
+            f"pack: received {pack!r}, whose bytes depend on the values of weights, expected a "
+            "packing whose bytes are known before; use pack='auto', and export with "
+            f"pack={pack!r}."
+        )
+    return FileSettings(pack=pack, output_type=None, target=policy.processor.name)
 
 
 class FileSizes:
@@ -54,8 +69,7 @@ class FileSizes:
         *,
         pack: str = "auto",
     ) -> None:
-        target = policy_at(weight_bits[0]).processor.name
-        self._settings = FileSettings(pack=pack, output_type=None, target=target)
+        self._settings = _settings(pack, policy_at(weight_bits[0]))
         self._graphs: dict[int, Graph] = {}
         refused: list[NothingPackedError] = []
         for bits in weight_bits:

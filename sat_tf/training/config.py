@@ -62,7 +62,7 @@ class ExportConfig(Section):
     """The TFLite file, and its comparison with the quantized model."""
 
     float_head: bool = False
-    pack: Literal["auto", "none", "int4", "int2"] = "auto"
+    pack: Literal["auto", "none", "int4", "int2", "table"] = "auto"
     softmax: bool = False
     output_type: Literal["float32", "int8", "uint8"] | None = None
     verify_images: Positive = 1024

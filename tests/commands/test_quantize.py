@@ -127,6 +127,23 @@ def test_arrays_take_the_place_of_pictures(told, files, out):
     assert not (out / "preprocessing.json").exists()
 
 
+@pytest.mark.thorough
+def test_a_file_for_microcontrollers_is_a_c_array_too(told, files, out):
+    layers = keras.layers.Conv2D(16, 3, activation="relu"), keras.layers.Conv2D(24, 3)
+    classifier(keras, *layers).save(files / "wide.keras")
+    options = "--input_range 0,255 --bits 4 --epochs 0 --target micro --pack table"
+    said = told(f"wide.keras photos {options}", status=(0, 1))
+    assert "model.tflite for the device; beside it model.cc, model.h, certificate.html" in said
+    content, header = (out / "model.tflite").read_bytes(), (out / "model.h").read_text()
+    assert f"constexpr int kModelBytes = {len(content)};" in header
+    assert "resolver.AddDecode()" in header
+    words = (out / "model.cc").read_text().split("{")[1].split("}")[0].replace(",", " ").split()
+    assert bytes(int(word, 16) for word in words) == content
+    # Nothing is calibrated for a processor that has no such tables.
+    said = told("wide.keras photos --input_range 0,255 --pack table", status=2)
+    assert "received 'table' for LiteRT's CPU kernels" in said
+
+
 @pytest.fixture(params=["tf_keras", "keras"])
 def either_keras(request):
     """Keras 2 and Keras 3."""

@@ -143,7 +143,8 @@ def prove(
         check_certificate_path(certificate_path)
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
-    specs = known_runtimes.chosen(runtimes, subject.target)
+    needs_micro = any(tensor.index_bits for tensor in subject.parsed.tensors)
+    specs = known_runtimes.chosen(runtimes, subject.target, needs_micro=needs_micro)
     counters, refused = _counters(subject, [spec for spec in specs if not spec.is_simulated])
     makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}
     simulated = [spec.name for spec in specs if spec.is_simulated]
@@ -205,7 +206,12 @@ def prove(
         refused=refused,
         codes=models.recorder.result(),
         trained=models.keras.result() if models.keras else [],
-        warnings=[*graph.warnings, *doubts, *filter(None, [machine.doubt])],
+        warnings=[
+            *graph.warnings,
+            *doubts,
+            *filter(None, [machine.doubt]),
+            *([_NOT_EXPANDED] if needs_micro and MICRO not in counters else []),
+        ],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
             for output in described
@@ -227,6 +233,12 @@ def prove(
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
+
+
+_NOT_EXPANDED = (
+    "LiteRT ran the file with the kernels that its tables stand for, as only TFLite Micro expands "
+    "them, and it was not run; install it with pip install 'sat-tf[micro]' to have both compared"
+)
 
 
 def _counters(

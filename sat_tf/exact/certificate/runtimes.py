@@ -51,8 +51,10 @@ def runtime_title(name: str) -> str:
 USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
-def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKind]:
-    """Returns the named runtimes, "xnnpack", and the one that confirms files for a target."""
+def chosen(
+    names: Iterable[str], target: str = DEFAULT_TARGET, *, needs_micro: bool = False
+) -> list[RuntimeKind]:
+    """Returns the named runtimes, "xnnpack", and those that a file needs, where installed."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."
@@ -60,6 +62,8 @@ def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKi
     all_names = {"xnnpack", *map(str, names)}
     if target in PROCESSORS and (confirming := PROCESSORS[target].confirmed_by):
         all_names.add(confirming)
+    if needs_micro and is_installed(MICRO):
+        all_names.add(MICRO)
     unknown = sorted(all_names - set(RUNTIMES))
     if unknown:
         raise ValueError(

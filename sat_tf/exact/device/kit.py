@@ -24,11 +24,13 @@ from sat_tf.exact.certificate.proof import (
     read_subject,
 )
 from sat_tf.exact.device import check
-from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.kernels import kernel_sets
+from sat_tf.exact.litert.runtime import Runtime, expanded
 from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.operation import Basis
-from sat_tf.exact.targets.processors import DEFAULT_TARGET
-from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of
+from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_processor
+from sat_tf.exact.tflite.c_source import examples_source
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, some_of
 from sat_tf.files import NO_TIME, check_writable, expect_path, read_text, written_whole
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.messages.progress_bar import image_bar
@@ -104,7 +106,8 @@ def write_kit(
     and compares every integer tensor with the simulation's hashes in the kit. It needs NumPy and
     ai-edge-litert only, and writes a certificate of that machine for `read_device_check`. A file
     with states runs on each frame from the state that the simulation reaches in front of it: where
-    no code of any frame differs, neither does one where a machine goes on from its own states.
+    no code of any frame differs, neither does one where a machine goes on from its own states. The
+    kit of a file for microcontrollers has board.h, with inputs and outputs for a program there.
 
     Args:
         path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
@@ -146,7 +149,9 @@ def write_kit(
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
-        add("model.tflite", subject.content)
+        add("model.tflite", expanded(subject.content))
+        if is_for_boards(subject):
+            add("board.h", examples_of(subject, images).encode())
         for place, array in enumerate(arrays_of(images)):
             buffer = io.BytesIO()
             np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
@@ -213,6 +218,28 @@ def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray
             tensors = simulate(graph, batch, of_runtime)
         for index in range(number_of(batch)):
             yield {name: tensors[name][index : index + 1].astype(types[name]) for name in names}
+
+
+# A board has little flash: as many of the images are in its header.
+_MOST_EXAMPLES = 4
+
+
+def is_for_boards(subject: Subject) -> bool:
+    """Returns whether a kit has a header for a program of a microcontroller."""
+    on_microcontrollers = saved_processor(subject.target).on_microcontrollers
+    return on_microcontrollers and not subject.graph.layers_left_float
+
+
+def examples_of(subject: Subject, images: Pixels) -> str:
+    """Returns the header with some images, and the outputs by the rules of TFLite Micro."""
+    graph, some = subject.graph.on(kernel_sets.MICRO), some_of(images, 0, _MOST_EXAMPLES)
+    outputs: list[list[np.ndarray]] = [[] for _ in graph.outputs]
+    for batch in batches(some, graph):
+        tensors = simulate(graph, batch)
+        for arrays, name in zip(outputs, graph.outputs, strict=True):
+            codes = graph.tensors[name].codes
+            arrays.append(tensors[name].astype(np.float32 if codes is None else codes.dtype))
+    return examples_source(arrays_of(some), [np.concatenate(arrays) for arrays in outputs])
 
 
 class Expected:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.litert.runtime import MICRO, MicroRuntime, loaded
 
 
 def child_command(runtimes: Iterable[str]) -> list[str]:
@@ -65,6 +65,16 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
             # The process ended in the first one that has not answered.
             answers[waiting.pop(0)] = reason
     return answers
+
+
+def arena_bytes(content: bytes) -> int | None:
+    """Returns the bytes of arena that TFLite Micro takes here; None where it does not run."""
+    with contextlib.suppress(subprocess.TimeoutExpired, ValueError, KeyError):
+        bytes_taken: int | None = json.loads(trial(content, [MICRO], _SECONDS).stdout)[
+            "arena_bytes"
+        ]
+        return bytes_taken
+    return None
 
 
 def trial(
@@ -153,14 +163,18 @@ def _try_file(runtimes: list[str]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_LARGEST_MEMORY_BYTES, _LARGEST_MEMORY_BYTES))
     content = sys.stdin.buffer.read()
     for name in runtimes:
-        refusal = None
+        refusal = arena = None
         try:
             for keep_tensors in (False, True):
-                loaded(content, name, keep_tensors=keep_tensors).rehearse()
+                runtime = loaded(content, name, keep_tensors=keep_tensors)
+                runtime.rehearse()
+                if isinstance(runtime, MicroRuntime) and not keep_tensors:
+                    arena = runtime.arena_bytes
         except (ValueError, MemoryError) as error:
             reason = error.__cause__ or error
             refusal = str(reason) or type(reason).__name__
-        print(json.dumps({"runtime": name, "refusal": refusal}), flush=True)
+        answer = {"runtime": name, "refusal": refusal, "arena_bytes": arena}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -15,8 +16,10 @@ from typing import IO, Any, cast
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from sat_tf.exact.tflite.contents import Contents, read_contents
+from sat_tf.exact.tflite.contents import Contents, read_contents, unpacked
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined, number_of, real_outputs, some_of
+from sat_tf.exact.tflite.value_tables import DECODE
+from sat_tf.exact.tflite.writer import file_of
 from sat_tf.messages import is_standard_error
 
 # LiteRT uses XNNPACK by itself, which rounds once where the builtin kernels round twice. The
@@ -56,6 +59,7 @@ class Runtime:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
             stack.enter_context(explained("load"))
+            content = expanded(content)
             self._interpreter = Interpreter(
                 model_content=content,
                 num_threads=1,
@@ -177,6 +181,22 @@ class Runtime:
             for entry, shape in zip(inputs, shapes, strict=True):
                 self._interpreter.resize_tensor_input(entry["index"], shape)
             self._interpreter.allocate_tensors()
+
+
+def expanded(content: bytes) -> bytes:
+    """Returns a file with the kernels that its DECODE operators make, which LiteRT has not."""
+    if DECODE.encode() not in content:
+        return content
+    with unpacked(content, "file") as model:
+        return standalone(model)
+
+
+def standalone(model: Any) -> bytes:
+    """Returns the file of an unpacked model, without what names its outputs and places in it."""
+    model.signatureDefs, model.metadata = [], []
+    for buffer in model.buffers:
+        buffer.offset = buffer.size = 0
+    return file_of(model)
 
 
 @contextlib.contextmanager
@@ -316,6 +336,8 @@ PACKAGE = "tflite-micro"
 _SMALLEST_ARENA_BYTES, _LARGEST_ARENA_BYTES = 2**22, 2**31
 _BYTES_PER_VALUE = 4
 _ARENA_IS_FULL = "missing:"
+_ARENA_TOTAL = re.compile(r"Arena allocation total (\d+) bytes")
+_ARENA_ALIGNMENT = 16
 
 
 class MicroRuntime(OneImageRuntime):
@@ -340,6 +362,17 @@ class MicroRuntime(OneImageRuntime):
         tensors = {place: np.asarray(tensor["tensor_data"]) for place, tensor in kept.items()}
         places = range(len(self._outputs))
         return tensors, [np.array(self._interpreter.get_output(index)) for index in places]
+
+    @property
+    def arena_bytes(self) -> int | None:
+        """The bytes of the arena that it takes; only without kept tensors."""
+        with tempfile.TemporaryFile() as log:
+            with native_output_in(log):
+                self._interpreter.print_allocations()
+            log.seek(0)
+            total = _ARENA_TOTAL.search(log.read().decode(errors="replace"))
+        # The end of an arena is rounded to this.
+        return -(-int(total[1]) // _ARENA_ALIGNMENT) * _ARENA_ALIGNMENT if total else None
 
 
 def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:

@@ -14,6 +14,7 @@ from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
 from sat_tf.exact.tflite.tensors import WHOLE, WIDE, Codes, Storage, Tensors, Window
+from sat_tf.exact.tflite.value_tables import Encoded, encoded
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation, placement_options
 
 _INT32, _INT48 = 2**31 - 1, 2**47 - 1
@@ -57,6 +58,8 @@ class Linear(Operation):
     window: Window = WHOLE  # Strides, padding and dilation.
     real: bool = False  # Computed in float32, on dequantized inputs and kernel: the float head.
     storage: Storage = Storage.INT8  # How the file holds the kernel.
+    # The bits of an index, where the file holds tables of the kernel's values; 0 where it does not.
+    index_bits: int = 0
     pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
     # Whether a matrix product of another tool's file, which multiplies every row of a tensor of any
     # shape, keeps the tensor's dimensions; None for any other operation.
@@ -168,6 +171,7 @@ class Linear(Operation):
         ends = dict.fromkeys([*above_one[:1], *above_one[-1:]])
         shared = f" x{'-'.join(map(str, ends))}" if ends else ""
         packed = "" if self.storage is Storage.INT8 else f", {self.storage.name}"
+        packed += f", indices of {self.index_bits} bits" if self.index_bits else ""
         return f"{np.min(codes)} to {np.max(codes)}{shared}{packed}"
 
     @property
@@ -244,16 +248,12 @@ class Linear(Operation):
 
     def write(self, writer: Writer) -> None:
         """Adds kernel and bias, the DEQUANTIZE of a float head's kernel, and the operator."""
-        kernel, storage = self.kernel, self.storage
+        (kernel, axis), storage = self.stored_kernel(), self.storage
         operator = _OPERATORS[self.operator_kind]
         scales = self.stored_scales()
         is_depthwise = self.kind is LinearKind.DEPTHWISE
-        if is_depthwise:
-            kernel = kernel[np.newaxis]
-        if self.pixelwise:
-            kernel = kernel.reshape(len(kernel), -1)
-        axis = self.channel_axis + is_depthwise
-        weights = writer.kernel(f"{self.output}/kernel", kernel, storage, scales, axis)
+        tables = self.encoded() if self.index_bits else None
+        weights = writer.kernel(f"{self.output}/kernel", kernel, storage, scales, axis, tables)
         if storage is not Storage.INT8:
             operator = operator._replace(version=_PACKED[self.operator_kind])
         options: dict[str, Any] = {}
@@ -289,6 +289,20 @@ class Linear(Operation):
             inputs = writer.graph.tensors[self.inputs[0]].shape[-1]
             options["depthMultiplier"] = kernel.shape[-1] // inputs
         writer.operator(operator, reads, self.output, **options)
+
+    def stored_kernel(self) -> tuple[np.ndarray, int]:
+        """Returns the kernel in the shape that it has in the file, and its axis of scales."""
+        if self.kind is LinearKind.DEPTHWISE:
+            return self.kernel[np.newaxis], self.kernel.ndim
+        shape = (len(self.kernel), -1) if self.pixelwise else self.kernel.shape
+        return self.kernel.reshape(shape), 0
+
+    def encoded(self) -> Encoded | None:
+        """Returns the kernel as tables of values; None where it takes fewer bytes as it is."""
+        kernel, axis = self.stored_kernel()
+        count = self.stored_scales().size
+        # Kernels refuse a single scale on the last axis.
+        return encoded(kernel, count, axis) if count > 1 or not axis else None
 
     def stored_scales(self) -> np.ndarray:
         """Returns the scales of the kernel in the file: one for a matrix whose rows share it."""
@@ -352,6 +366,7 @@ class Linear(Operation):
             window=window,
             real=real,
             storage=Storage[operator.kernel().type],
+            index_bits=operator.kernel().index_bits,
             pixelwise=pixelwise,
             keeps_dimensions=keeps_dimensions,
         )
@@ -380,7 +395,9 @@ class Linear(Operation):
     def constant_bytes(self, *, shares_kernel: bool) -> int:
         """See `Operation`: codes, a bias, and the scales of both."""
         count = self.stored_scales().size
+        tables = self.encoded() if self.index_bits and not shares_kernel else None
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
+        codes = codes if tables is None else tables.num_bytes
         num_bytes = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
         return int(num_bytes + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
 

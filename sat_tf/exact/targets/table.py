@@ -8,6 +8,7 @@ from sat_tf.exact.targets import constraints
 from sat_tf.exact.targets.constraints import Constraint
 from sat_tf.exact.targets.processors import PROCESSORS, Processor
 from sat_tf.exact.tflite.contents import Contents, StoredOperator
+from sat_tf.exact.tflite.value_tables import DECODE
 from sat_tf.messages import first_ones
 from sat_tf.messages.tables import Marked
 
@@ -93,6 +94,8 @@ class Target(Processor):
                     fix += f", and use a function that it has: {', '.join(words)} or {last}"
             table = "sat-tf's table of " if self.confirmed_by else ""
             return f"{table}{self.title} has no {operator.name}", fix
+        if not self.on_microcontrollers and any(tensor.index_bits for tensor in operator.reads):
+            return f"no {DECODE} makes kernels for {self.title}", _STORE_BYTES
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):
             try:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.exact.tflite.value_tables import DECODE, WrongTablesError, unfold
+
 
 def names_of(enumeration: type) -> dict[int, str]:
     """Returns the names of an enumeration of the schema, by value."""
@@ -28,6 +30,8 @@ _TYPES_OF_CONSTANTS = ("INT8", "UINT8", "INT16", "FLOAT32", *_NUMBERS)
 # A valid file holds once everything it unpacks to, except zero points, which tensors share: eight
 # bytes for each scale of four. Small files may share more.
 _LARGEST_RATIO = 4
+# The same for kernels whose values have indices of a bit; uses of a shared one are expanded alone.
+_LARGEST_EXPANSION = 16
 _ALWAYS_UNPACKED_BYTES = 2**18
 # Ten times the number of tables in the largest networks for images.
 _MOST_TABLES = 2**17
@@ -59,7 +63,8 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
     """Yields the flatbuffer as objects; any error of a damaged one in the block is one ValueError.
 
     The tables are unpacked one by one, and their bytes counted: reading stops where a small file
-    unpacks to a huge one because its tables share others.
+    unpacks to a huge one because its tables share others. Kernels that are tables of values are
+    expanded, and the operators that do so are left out.
     """
     problem = ValueError(
         f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
@@ -74,6 +79,11 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
             f"{name}: received a TFLite file of {len(content):,} bytes that unpacks to more than a "
             f"file of its size can hold, or to more than {_MOST_OPERATORS:,} operators, expected "
             "one that sat_tf.export_tflite wrote; export the model again."
+        ) from error
+    except WrongTablesError as error:
+        raise ValueError(
+            f"{name}: received a TFLite file in which a {DECODE} {error}, expected one table of "
+            "values for each scale of a kernel; export the model again with pack='table'."
         ) from error
     except NotUnderstoodError:
         raise
@@ -145,6 +155,11 @@ def _unpacked_model(content: bytes) -> Any:
         graph.tensors = _vector(packed, "tensors", _tensor_table, budget)
         graph.operators = _vector(packed, "operators", tfl.OperatorT.InitFromObj, budget)
         model.subgraphs.append(graph)
+    bytes_left = _LARGEST_EXPANSION * len(content) + _ALWAYS_UNPACKED_BYTES
+    for num_bytes in unfold(model):
+        bytes_left -= num_bytes
+        if bytes_left < 0:
+            raise _TooMuchError
     return model
 
 
@@ -198,6 +213,8 @@ class StoredTensor:
     axis: int  # The axis of several `scales`.
     data: np.ndarray | None  # The bytes of a constant; None for other tensors.
     is_variable: bool = False  # Whether it is a state, which runtimes keep from run to run.
+    # The bits of an index, for a kernel that the file holds as tables of values; 0 for any other.
+    index_bits: int = 0
 
     @functools.cached_property
     def values(self) -> np.ndarray | None:
@@ -300,8 +317,10 @@ class Contents:
         return "float_head" in (self.settings or {})
 
     def operator_counts(self) -> dict[str, int]:
-        """Counts the operators of each kind."""
-        return dict(sorted(collections.Counter(stored.name for stored in self.operators).items()))
+        """Counts the operators of each kind, and those that expand kernels."""
+        names = [stored.name for stored in self.operators]
+        names += [DECODE for tensor in self.tensors if tensor.index_bits]
+        return dict(sorted(collections.Counter(names).items()))
 
     def float_operators(self) -> list[str]:
         """Lists the operators that read or make float tensors, each with the tensor it makes."""
@@ -444,6 +463,7 @@ def _tensor(model: Any, tensor: Any) -> StoredTensor:
         axis=int(quantization.quantizedDimension) if scales.size else 0,
         data=None if data is None or not len(data) else np.asarray(data, np.uint8),
         is_variable=bool(tensor.isVariable),
+        index_bits=getattr(tensor, "index_bits", 0),
     )
 
 

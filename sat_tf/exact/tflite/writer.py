@@ -9,11 +9,13 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.tflite.input_range import KEPT_TYPES
 from sat_tf.exact.tflite.tensors import Activation, Codes, Storage, Tensors, Window, free_name
+from sat_tf.exact.tflite.value_tables import DECODE, Encoded
 from sat_tf.version import __version__
 
 _FILE_IDENTIFIER = b"TFL3"
 _SCHEMA_VERSION = 3
 _BITS_PER_BYTE = 8
+_ALIGNMENT = 16
 
 _INT32 = np.dtype(np.int32)
 # The versions that read int16, of the operators for which these are later ones than for int8.
@@ -29,6 +31,7 @@ _OF_INT16 = {
     **dict.fromkeys(("MAXIMUM", "MINIMUM", "PAD", "GATHER", "RESIZE_NEAREST_NEIGHBOR"), 4),
     "TRANSPOSE": 5,
 }
+_BYTE = tfl.TensorType.UINT8
 _TYPES = {np.dtype(name): getattr(tfl.TensorType, name.upper()) for name in KEPT_TYPES}
 
 
@@ -40,6 +43,10 @@ class Operator(NamedTuple):
     # of misreading it.
     version: int
     options: str  # The schema's name of its builtin options; "" where it has none.
+    custom: str | None = None  # The name of an operator outside the schema.
+
+
+_DECODE = Operator("CUSTOM", 1, "", DECODE)
 
 
 def _table(table_type: type, **fields: Any) -> Any:
@@ -109,15 +116,38 @@ class Writer:
             self._integers[key] = index
         return index
 
-    def kernel(self, name: str, codes: np.ndarray, storage: Storage, scales: Any, axis: int) -> int:
-        """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all."""
-        data, quantization = packed_bytes(codes, storage), _quantization(scales, 0, axis)
-        # The file holds weights with several uses once.
+    def kernel(
+        self,
+        name: str,
+        codes: np.ndarray,
+        storage: Storage,
+        scales: Any,
+        axis: int,
+        encoded: Encoded | None = None,
+    ) -> int:
+        """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all.
+
+        An `encoded` one is made by an operator, which is to stand in front of the one to read it.
+        """
+        dtype, quantization = getattr(tfl.TensorType, storage.name), _quantization(scales, 0, axis)
+        if encoded is None:
+            buffer = self._shared_buffer(packed_bytes(codes, storage))
+            return self._constant(name, codes.shape, dtype, buffer, quantization)
+        constants = {"indices": encoded.indices, "tables": encoded.tables}
+        inputs = [
+            self._constant(f"{name}/{role}", data.shape, _BYTE, self._shared_buffer(data), None)
+            for role, data in constants.items()
+        ]
+        index = self._constant(name, codes.shape, dtype, 0, quantization)
+        self.operator(_DECODE, inputs, index)
+        return index
+
+    def _shared_buffer(self, data: np.ndarray) -> int:
+        """Returns the buffer with this data: the file holds weights with several uses once."""
         content = data.tobytes()
         if content not in self._kernel_buffers:
             self._kernel_buffers[content] = self._buffer(data)
-        buffer, dtype = self._kernel_buffers[content], getattr(tfl.TensorType, storage.name)
-        return self._constant(name, codes.shape, dtype, buffer, quantization)
+        return self._kernel_buffers[content]
 
     def float_constant_of(self, name: str, shape: tuple[int, ...]) -> int:
         """Adds a float tensor that an operator makes from a constant; returns its index."""
@@ -147,7 +177,7 @@ class Writer:
             version = max(version, _OF_INT16.get(kind.name, version))
         operator = _table(
             tfl.OperatorT,
-            opcodeIndex=self._code(kind.name, version),
+            opcodeIndex=self._code(kind.name, version, kind.custom),
             inputs=places,
             outputs=[self.indices.get(output, output)],
         )
@@ -207,13 +237,14 @@ class Writer:
         self.model.buffers.append(_table(tfl.BufferT, data=data))
         return len(self.model.buffers) - 1
 
-    def _code(self, name: str, version: int) -> int:
+    def _code(self, name: str, version: int, custom: str | None) -> int:
         builtin, codes = getattr(tfl.BuiltinOperator, name), self.model.operatorCodes
         for index, code in enumerate(codes):
-            if (code.builtinCode, code.version) == (builtin, version):
+            if (code.builtinCode, code.version, code.customCode) == (builtin, version, custom):
                 return index
         code = _table(tfl.OperatorCodeT, builtinCode=builtin, version=version)
         code.deprecatedBuiltinCode = min(builtin, 127)
+        code.customCode = custom
         codes.append(code)
         return len(codes) - 1
 
@@ -226,12 +257,15 @@ class _SharingBuilder(flatbuffers.Builder):
     on its numbers.
     """
 
-    def __init__(self, initial_size: int) -> None:
+    def __init__(self, initial_size: int, *, aligns: bool) -> None:
         super().__init__(initial_size)
         self._zero_points: dict[bytes, int] = {}
+        self._aligns = aligns  # Whether bytes of constants begin at places that 16 divides.
 
     def CreateNumpyVector(self, x: np.ndarray) -> int:  # noqa: N802
         """Returns the offset of a vector with these numbers; see `flatbuffers.Builder`."""
+        if self._aligns and x.dtype == np.uint8:
+            self.Prep(_ALIGNMENT, x.size)
         if x.dtype != np.int64 or x.size == 1:
             return int(super().CreateNumpyVector(x))
         content = x.tobytes()
@@ -242,7 +276,9 @@ class _SharingBuilder(flatbuffers.Builder):
 
 def file_of(model: Any) -> bytes:
     """Returns the file of a `ModelT` of the schema."""
-    builder = _SharingBuilder(1 << 20)
+    # DECODE reads indices in words of 8 bytes, which some processors take from even places alone.
+    aligns = any(code.customCode in (DECODE, DECODE.encode()) for code in model.operatorCodes)
+    builder = _SharingBuilder(1 << 20, aligns=aligns)
     builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
     return bytes(builder.Output())
 

@@ -4,6 +4,8 @@ XNNPACK multiplies with matrices of 8, 4 and 2 bits, and has convolutions of 8 b
 convolution is a matrix product of each pixel, and is written as one where its kernel is packed:
 the same codes, at nearly the speed of 8 bits. Other convolutions with packed kernels run on
 LiteRT's builtin kernels, several times slower.
+
+TFLite Micro takes int8 alone, but expands tables of values, whatever the layer that reads them.
 """
 
 import dataclasses
@@ -39,13 +41,16 @@ class Packing:
     products: tuple[Storage, ...] = ()  # Types of dense and 1x1 kernels, smallest first.
     windows: tuple[Storage, ...] = ()  # Types of other convolutions, which then leave XNNPACK.
     pixelwise: bool = True  # Whether 1x1 convolutions are written as matrix products.
+    tables: bool = False  # Whether kernels are tables of values, where that takes fewer bytes.
 
 
+TABLE = "table"
 PACKINGS: Mapping[str, Packing] = {
     "auto": Packing(products=(Storage.INT4,)),
     "none": Packing(),
     "int4": Packing(products=(Storage.INT4,), windows=(Storage.INT4,)),
     "int2": Packing(products=(Storage.INT2, Storage.INT4)),
+    TABLE: Packing(tables=True),
 }
 # Files may have been written with "int4" before 1x1 convolutions became products.
 _EARLIER_INT4 = "int4 of earlier files"
@@ -114,6 +119,32 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     return dataclasses.replace(
         graph, operations=operations, storage_notes=notes, warnings=tuple(warnings)
     )
+
+
+def with_tables(graph: Graph) -> Graph:
+    """Stores the kernels of a rounded graph as tables of values where that takes fewer bytes."""
+    notes: dict[str, str] = {}
+
+    def stored(linear: Linear) -> Linear:
+        if not is_trained(linear):
+            return linear
+        tables = None if linear.real else linear.encoded()
+        if tables is None:
+            of_real = "it computes in float32"
+            notes[linear.output] = of_real if linear.real else "tables take no fewer bytes"
+            return linear
+        return dataclasses.replace(linear, index_bits=tables.bits)
+
+    operations = map_linear(graph.operations, stored)
+    if not any(linear.index_bits for linear in linear_operations(operations)):
+        problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
+        problems.append(
+            f"pack={TABLE!r}: received no kernel that takes fewer bytes as tables of values, "
+            "expected at least one; use pack='auto', or quantize with weight_bits=4 or fewer, and "
+            "first_last_weight_bits=None."
+        )
+        raise NothingPackedError(graph.name, problems)
+    return dataclasses.replace(graph, operations=operations, storage_notes=notes)
 
 
 def is_trained(linear: Linear) -> bool:
@@ -194,7 +225,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
             layer=graph.former_name(operation.output),
             operator=operation.operator_kind.value,
             weights=operation.num_weights,
-            bits=operation.storage.value,
+            bits=operation.index_bits or operation.storage.value,
             note=graph.storage_notes.get(operation.output, ""),
         )
         for operation in filter(is_trained, linear_operations(graph.operations))
@@ -240,6 +271,11 @@ class FileSettings:
                 f"resizable: received True for {self.processor.title}, which takes constant "
                 "shapes, expected False; leave it out."
             )
+        if of_target is None and self.pack == TABLE and not self.processor.on_microcontrollers:
+            problems.append(
+                f"pack: received {TABLE!r} for {self.processor.title}, which has no operator that "
+                "expands tables of values, expected target='micro'; use pack='auto'."
+            )
         if problems:
             raise ProblemsError("export_tflite", problems)
 
@@ -282,8 +318,9 @@ class FileSettings:
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """Returns the settings of a file of this graph: pack="none" without packed kernels."""
-        bits = {op.storage for op in linear_operations(graph.operations)}
-        settings = self if bits - {Storage.INT8} else dataclasses.replace(self, pack="none")
+        kernels = linear_operations(graph.operations)
+        is_packed = any(op.index_bits or op.storage is not Storage.INT8 for op in kernels)
+        settings = self if is_packed else dataclasses.replace(self, pack="none")
         others = set(graph.outputs).difference(graph.states)
         have_codes = {graph.tensors[name].codes is not None for name in others}
         if self.output_type is None and len(have_codes) == 1:

@@ -15,7 +15,7 @@ from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.layers import find_problems, role_of
 from sat_tf.export.lowering.outputs import with_softmax
-from sat_tf.export.lowering.packing import FileSettings, pack_graph
+from sat_tf.export.lowering.packing import ALL_PACKINGS, FileSettings, pack_graph, with_tables
 from sat_tf.export.lowering.scales import make_portable, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph import layer_kinds
@@ -103,6 +103,7 @@ def deployed_graph(
 ) -> Graph:
     """Returns the deployed graph; its biases are integers of input scale · weight scale."""
     graph = rounded(trained_graph(network, float_head=float_head, pack=pack, states=states))
+    graph = with_tables(graph) if ALL_PACKINGS[pack].tables else graph
     return with_softmax(graph) if softmax else graph
 
 

@@ -29,6 +29,7 @@ from sat_tf.export.lowering.drafts import (
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer, float_layers
 from sat_tf.export.lowering.layer_drafts import LinearDraft, Materialized, OnOneGrid, PairDraft
 from sat_tf.export.lowering.scales import untie_means
+from sat_tf.export.lowering.shapes import without_copies
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
@@ -61,7 +62,8 @@ def trace(
     `kernels` has placeholders for the codes and scales of some linear layers, by their names.
     """
     head = layers.find_head(network) if float_head else None
-    return untie_means(_Tracer(network, head, kernels).trace())
+    graph = untie_means(_Tracer(network, head, kernels).trace())
+    return without_copies(graph, {call_name(node) for node in network})
 
 
 # Types of tensors that files hold in float32; training may use lower precisions.

@@ -318,7 +318,7 @@ OTHERS = [
 
 
 def test_a_file_gives_back_its_settings():
-    for settings in [*(FileSettings(pack=pack) for pack in PACKINGS), *OTHERS]:
+    for settings in [*(FileSettings(pack=pack, target="micro") for pack in PACKINGS), *OTHERS]:
         assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
     # Float files, and those without states, have the settings of earlier ones.
     assert not {"output_type", "states"} & json.loads(FileSettings().to_json({})).keys()
