@@ -31,9 +31,7 @@ def is_fused(layer: Any) -> bool:
     return functions == (keras.activations.tanh, keras.activations.sigmoid)
 
 
-def misfit_of_recurrence(
-    layer: Any, steps: int | None, *, has_states: bool = False
-) -> str | None:
+def misfit_of_recurrence(layer: Any, steps: int | None, *, has_states: bool = False) -> str | None:
     """Names the setting of a recurrent layer that no layers have, with the fix; None without one.
 
     The number of its steps is None where it is not known. A Bidirectional has the settings of both.
@@ -86,11 +84,10 @@ def _named(layer: Any) -> str:
 
 def _refuse(layer: Any) -> str:
     # The layers inside others have no calls of their own.
-    shape = layer.get_input_shape_at(0) if layer.inbound_nodes else (None, 0)
+    shape: Any = layer.get_input_shape_at(0) if layer.inbound_nodes else (None, 0)
     has_states = isinstance(shape, list)
-    problem = misfit_of_recurrence(
-        layer, shape[0][1] if has_states else shape[1], has_states=has_states
-    )
+    steps = (shape[0] if has_states else shape)[1]
+    problem = misfit_of_recurrence(layer, steps, has_states=has_states)
     problem = problem or f"received {_named(layer)}, {_USUAL}"
     return f"{problem}, or pass unsupported='float'"
 
