@@ -108,7 +108,7 @@ def _unrolled(unrolled: "_Unrolled") -> None:
     if not unrolled.num_states:
         # In front of the first step is a state of zeros, which a difference has as codes, too.
         values = unrolled.part("values", unrolled.row, 0, layer.units)
-        state = unrolled.add("Subtract", "zeros", values, values)
+        state = unrolled.zeros = unrolled.add("Subtract", "zeros", values, values)
     order = range(steps)[::-1] if layer.go_backwards else range(steps)
     for unrolled.index in order:
         state, is_last = step(state), unrolled.index == order[-1]
@@ -135,6 +135,7 @@ class _Unrolled:
     num_states: int  # The number of first states that the call has, whose places are 1 and 2.
     index: int = 0
     row: int = 0  # The place of the products of all inputs for the last gates.
+    zeros: int = -1  # The place of a state of zeros, which is not added: its grid says nothing.
 
     def add(self, layer: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
         """Adds a layer of the step, with some arguments; returns its place."""
@@ -224,6 +225,8 @@ def _gru(steps: _Unrolled) -> _Step:
             seen = candidate.of_state(steps.add("Multiply", "seen", reset, state))
         total = steps.add("Add", "candidate_sums", candidate.of_inputs(), seen)
         new = steps.activated(layer.activation, "candidate", total)
+        if state == steps.zeros:
+            return steps.add("Multiply", "state", update, new)
         difference = steps.add("Subtract", "difference", new, state)
         return steps.add("Add", "state", state, steps.add("Multiply", "change", update, difference))
 
@@ -233,15 +236,18 @@ def _gru(steps: _Unrolled) -> _Step:
 def _lstm(steps: _Unrolled) -> _Step:
     layer, units = steps.layer, steps.layer.units
     gates, candidate = steps.sums("gates", {0: 1.0, 1: 1.0, 3: 1.0}), steps.sums("new", {2: 1.0})
-    names, cells = ("opens", "keeps", "shows"), [2] * (steps.num_states > 1)
+    cells = [2] * (steps.num_states > 1)
 
     def step(state: int) -> int:
         total = steps.activated(layer.recurrent_activation, "gates", gates.total(state))
-        opens, keeps, shows = (steps.part(n, total, i, units) for i, n in enumerate(names))
+        opens, shows = (steps.part(n, total, i, units) for i, n in ((0, "opens"), (2, "shows")))
         new = steps.activated(layer.activation, "new", candidate.total(state))
         added = steps.add("Multiply", "added", opens, new)
-        remembered = steps.add("Multiply", "kept", keeps, cells[-1] if cells else state)
-        cells.append(steps.add("Add", "cell", remembered, added))
+        if cells:
+            keeps = steps.part("keeps", total, 1, units)
+            remembered = steps.add("Multiply", "kept", keeps, cells[-1])
+            added = steps.add("Add", "cell", remembered, added)
+        cells.append(added)
         return steps.add(
             "Multiply", "state", shows, steps.activated(layer.activation, "cell_out", cells[-1])
         )

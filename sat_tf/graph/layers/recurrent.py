@@ -19,8 +19,9 @@ _OFF = ("return_state", "time_major")
 _GATES = ("sigmoid", "hard_sigmoid", "relu6_sigmoid")
 _ACTIVATIONS = ("linear", *RECTIFIERS, *sorted(REACHES))
 _USUAL = (
-    "expected one called without a mask, constants and training=True, on one shape in all calls, "
-    "with an initial_state of zeros or, in one direction, of tensors of the model; call it so"
+    "expected one called without a mask, constants and training=True, on tensors of one shape in "
+    "all calls, with an initial_state of zeros or, in one direction, of tensors of the model; call it "
+    "so"
 )
 _CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 
