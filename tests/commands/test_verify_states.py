@@ -25,7 +25,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model", ["", "quantized.keras"])
-def test_a_file_and_its_model_are_proved_frame_by_frame_and_in_windows(folder, model, tmp_path, sat):
+def test_a_file_and_its_model_are_proved_frame_by_frame_and_in_windows(
+    folder, model, tmp_path, sat
+):
     source = folder / model if model else ""
     words = f"--images {folder}/frames.npy --num_images 20 --out {tmp_path}/proof"
     said = sat(f"verify {source} {folder}/stream.tflite {words} --window {folder}/window_8.tflite")
@@ -55,7 +57,10 @@ def test_a_window_of_other_weights_is_red_or_refused(folder, tmp_path, sat):
         ("stream.tflite --window {}/window_100.tflite", "is not one of 64 frames in a row"),
         ("window_8.tflite --window {}/stream.tflite", "whose frame, scores is not one of 64"),
         ("stream.tflite --state first_out=first", "received --state, expected the file alone"),
-        ("stream.tflite --window {0}/window_8.tflite --certificate {0}/frames.npy", "--window with"),
+        (
+            "stream.tflite --window {0}/window_8.tflite --certificate {0}/frames.npy",
+            "--window with",
+        ),
     ],
 )
 def test_windows_and_states_that_do_not_fit_are_refused(folder, words, message, sat):

@@ -20,8 +20,8 @@ _GATES = ("sigmoid", "hard_sigmoid", "relu6_sigmoid")
 _ACTIVATIONS = ("linear", *RECTIFIERS, *sorted(REACHES))
 _USUAL = (
     "expected one called without a mask, constants and training=True, on tensors of one shape in "
-    "all calls, with an initial_state of zeros or, in one direction, of tensors of the model; call it "
-    "so"
+    "all calls, with an initial_state of zeros or, in one direction, of the model's tensors; call "
+    "it so"
 )
 _CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 

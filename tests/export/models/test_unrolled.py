@@ -118,12 +118,12 @@ def test_constant_states_of_zeros_are_none_and_others_are_refused():
             values = _values(1, 3, 3)
             np.testing.assert_allclose(rewritten(model).model(values), model(values), atol=2e-6)
             continue
-        with pytest.raises(ValueError, match="states: received a GRU, .* initial_state of zeros"):
+        with pytest.raises(ValueError, match=r"states: received a GRU, .* initial_state of zeros"):
             sat_tf.quantize_model(model, POLICY)
     both = L.Bidirectional(L.GRU(2), name="both")
     first = [tf_keras.Input((2,)), tf_keras.Input((2,))]
     model = tf_keras.Model([read, *first], L.Dense(2)(both(read, initial_state=first)))
-    with pytest.raises(ValueError, match="both: received a Bidirectional, .* in one direction"):
+    with pytest.raises(ValueError, match=r"both: received a Bidirectional, .* in one direction"):
         sat_tf.quantize_model(model, POLICY)
 
 
