@@ -92,7 +92,7 @@ def arranged(
 
     for node in network:
         # The steps of an LSTM read its output: all calls have one quantizer.
-        is_stepped = layer_kinds.role_of(node.layer) is layer_kinds.Role.RECURRENCE
+        is_stepped = layer_kinds.role_of(node.layer) is Role.RECURRENCE
         shared = network.is_shared(node.name) and not is_stepped
         config = placement.configs.get(node.name)
         if id(node.layer) not in layers:

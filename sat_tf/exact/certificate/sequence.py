@@ -173,7 +173,7 @@ def _in_windows(
             "same grids; quantize the model of the window by the same policy, give it the weights "
             "of the other, window.set_weights(q.get_weights()), and export it."
         )
-    # Without states of its own, a window begins where the sequence begins.
+    # A window without states of its own begins where the sequence begins.
     count = len(frames[0]) // length if window.graph.states else 1
     arrays = dict(zip((image.name for image in graph.frame_inputs), frames, strict=True))
     windows = tuple(
