@@ -73,6 +73,7 @@ class ImageOptions:
     # The names and hashes of the only files to take; all may be taken where it is empty.
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: str | None = None  # A file with the class numbers of an .npy file's images.
+    are_frames: bool = False  # Whether they are a sequence, of which the first ones are taken.
 
     def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
         """The options that take the `count` images with which a certificate or a kit was made."""
@@ -101,7 +102,9 @@ class ImageOptions:
             if self.labels is not None:
                 labels = read_labels(self.labels, len(pictures), num_classes)
                 pictures = dataclasses.replace(pictures, labels=labels)
-            pictures = pictures.sample(self.num_images)
+            count = self.num_images
+            frames = pictures.take(range(len(pictures))[:count])
+            pictures = frames if self.are_frames else pictures.sample(count)
             source = ImagesFrom(f"from {pathlib.Path(self.images).name}")
             return Pixels(pictures.images()[0], pictures.labels, source)
         images, pictures = (pictures.held_out or pictures).sample(self.most).images()

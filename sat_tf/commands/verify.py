@@ -99,6 +99,7 @@ examples:
   sat-tf verify model.tflite --images photos/ --kit kit.zip
   sat-tf verify model.tflite --certificate certificate_aarch64.json --images photos/
   sat-tf verify of_another_tool.tflite --images photos/ --out operators/
+  sat-tf verify stream.tflite --images frames.npy --window window.tflite
 """
 
 
@@ -157,6 +158,19 @@ def add_arguments(parser: Parser) -> None:
         help="the float .keras model, to compare the file with on the same images; default: that "
         "in DIR, of a run",
     )
+    parser.advanced.add_argument(
+        "--window",
+        metavar="FILE",
+        help="of a file with states, that of the same network for whole windows of frames: running "
+        "frame by frame has to give its codes",
+    )
+    parser.advanced.add_argument(
+        "--state",
+        metavar="OUT=IN",
+        action="append",
+        help="of another tool's file, an output that is fed back to an input; can be given several "
+        "times: its operators are compared frame by frame",
+    )
     add_trust(parser)
 
 
@@ -190,6 +204,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     comparison = _Comparison(tflite, model, folder, options, arguments, console)
     if model is None and is_foreign(tflite):
         return comparison.of_operators()
+    if arguments.state or (arguments.window and arguments.certificate):
+        option = "--state" if arguments.state else "--window with --certificate"
+        raise RunError(
+            f"{tflite}: received {option}, expected the file alone: it holds its states, and a "
+            "certificate is checked without windows; leave it out."
+        )
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
     if is_device_certificate(arguments.certificate):
@@ -223,24 +243,26 @@ class _Comparison:
     def of_operators(self) -> bool:
         """Compares the operators of a file of another tool; whether rules explain all codes."""
         path, options = self.tflite, self.wanted
-        excluded = ("certificate", "kit", "float_model")
+        excluded = ("certificate", "kit", "float_model", "window")
         if named := [f"--{name}" for name in excluded if getattr(self.arguments, name)]:
             raise RunError(
                 f"{path}: received {', '.join(named)} for a file that sat_tf.export_tflite did not "
                 "write, expected the file alone: its operators are compared one by one; leave it "
                 "out."
             )
-        file = read_any_file(path)
+        pairs = [pair.partition("=")[::2] for pair in self.arguments.state or ()]
+        file = read_any_file(path, dict(pairs))
         count = options.num_images or _IMAGES_OF_OPERATORS
         classes = file.contents.outputs[0].shape[-1:] or (1,)
-        first_input, *other_inputs = inputs = file.graph.images
+        first_input, *other_inputs = inputs = file.graph.frame_inputs
         if other_inputs and options.images is not None:
             raise RunError(
                 f"{path}: received images for a file with {len(inputs)} inputs, expected none: "
                 "random ones are taken for each; leave them out, or give a list of arrays to "
                 "sat_tf.export.compare_operators."
             )
-        pixels = dataclasses.replace(options, num_images=count).load(first_input.shape, classes[0])
+        options = dataclasses.replace(options, num_images=count, are_frames=bool(pairs))
+        pixels = options.load(first_input.shape, classes[0])
         say_notes(pixels.notes, self.console)
         # Inputs of equal shapes get different images.
         other_images = [
@@ -379,6 +401,7 @@ class _Comparison:
         settings: dict[str, Any] = {
             "certificate_path": certificate_path,
             "runtimes": self.runtimes,
+            "window": self.arguments.window,
             "progress": True,
         }
         if float_model is not None and float_model.is_file():
@@ -395,16 +418,13 @@ class _Comparison:
                 subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
             )
         from sat_tf.export.verify import verify_tflite
-        from sat_tf.graph.network import Network, check_one_of_each
-        from sat_tf.qat.inputs import takes_pixels
+        from sat_tf.graph.network import check_one_of_each
 
         with value_errors_as_run_errors(self.model):
             model = load_model(self.model, trust=trust)
-            check_one_of_each(model)
-            shape, classes = tuple(model.input_shape[1:]), int(model.output_shape[-1])
-            pixels = self._pixels(self.wanted, shape, classes, self.console)
-            if not takes_pixels(Network(model)):
-                pixels = pixels.of_input(read_subject(self.tflite).graph.images[0])
+            if not read_subject(self.tflite).graph.states:
+                check_one_of_each(model)
+            pixels = self._file_pixels(self.wanted, self.console)
             return verify_tflite(
                 model,
                 self.tflite,
@@ -414,21 +434,15 @@ class _Comparison:
                 **settings,
             )
 
-    def _pixels(
-        self, options: ImageOptions, shape: tuple[int, ...], num_classes: int, console: Console
-    ) -> Pixels:
-        """The images that were chosen, or random ones."""
-        metadata = read_metadata(read_tflite(self.tflite), str(self.tflite))
-        pixels = options.load(shape, num_classes, metadata)
-        say_notes(pixels.notes, console)
-        return pixels
-
     def _file_pixels(self, options: ImageOptions, console: Console) -> Pixels:
         """The images for the input of the file."""
         graph = read_subject(self.tflite).graph
-        classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = self._pixels(options, graph.images[0].shape, classes, console)
+        image, classes = graph.frame_inputs[0], int(graph.tensors[graph.output].shape[-1])
+        options = dataclasses.replace(options, are_frames=bool(graph.states))
+        metadata = read_metadata(read_tflite(self.tflite), str(self.tflite))
+        pixels = options.load(image.shape, classes, metadata)
+        say_notes(pixels.notes, console)
         try:
-            return pixels.of_input(graph.images[0])
+            return pixels.of_input(image)
         except ValueError as error:
             raise ValueError(f"{self.tflite}: {error}") from error

@@ -13,6 +13,7 @@ from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, t
 from sat_tf.exact.certificate.proof import read_tflite
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen, wrong_before
+from sat_tf.exact.certificate.sequence import with_states
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.litert.processes import refusals
@@ -251,7 +252,7 @@ class AnyFile(ForeignFile):
                 return values.astype(np.float32) / np.float32(_PIXEL_ENDS)
             return image.drawn(values)
 
-        inputs = self.graph.images
+        inputs = self.graph.frame_inputs
         try:
             if len(inputs) == 1:
                 return taken_by_one(inputs[0], images)
@@ -267,10 +268,13 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
     return not read_contents(read_tflite(path), str(path)).is_ours
 
 
-def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
-    """Reads a file whose operators can be compared: it takes one image, and has int8 codes."""
+def read_any_file(path: str | os.PathLike[str], states: Mapping[str, str] | None = None) -> AnyFile:
+    """Reads a file whose operators can be compared: it takes one image, and has int8 codes.
+
+    `states` are the inputs that outputs are fed back to, by these outputs; see `compare_operators`.
+    """
     content, problems = read_tflite(path), []
-    foreign = read_foreign(content, str(path))
+    foreign = read_foreign(content, str(path), states)
     for tensor in foreign.contents.inputs:
         about = f"received the input {tensor.name}"
         if tensor.shape[:1] != (1,) or min(tensor.shape) < 1:
@@ -312,6 +316,7 @@ def compare_operators(
     path: str | os.PathLike[str] | AnyFile,
     images: np.ndarray | Sequence[np.ndarray],
     *,
+    states: Mapping[str, str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
     progress: bool = True,
@@ -327,6 +332,8 @@ def compare_operators(
         path: a TFLite file of any tool with int8 tensors.
         images: (n, ...) uint8 pixels, spread over the codes of the input; or real values, or codes.
             For several inputs a list, in the order of the file's.
+        states: the inputs that outputs are fed back to as they are, by these outputs: the images
+            are frames of a sequence for the other inputs, and XNNPACK's states begin at real 0.
         runtimes: names of runtimes; see `sat_tf.verify_tflite`.
         images_from: the source of the images.
         progress: show a bar.
@@ -338,11 +345,12 @@ def compare_operators(
         ValueError: bad images, an unknown runtime, or a file whose operators cannot be compared or
             that LiteRT does not run; lists every problem with its fix.
     """
-    file = path if isinstance(path, AnyFile) else read_any_file(path)
-    arrays, problems = checked_images(file.taken(images), file.graph.images)
+    file = path if isinstance(path, AnyFile) else read_any_file(path, states)
+    frames = dataclasses.replace(file.graph, images=file.graph.frame_inputs)
+    arrays, problems = checked_images(file.taken(images), frames.images)
     if problems:
         raise ProblemsError(f"compare_operators: {file.path}", problems)
-    pixels = taken_by(file.graph, arrays)
+    pixels = taken_by(frames, arrays)
     specs, refused = chosen(runtimes), dict[str, str]()
     local_runtimes = [spec for spec in specs if not spec.is_simulated]
     reasons = refusals(file.content, [spec.name for spec in local_runtimes])
@@ -354,6 +362,8 @@ def compare_operators(
     for spec in local_runtimes:
         if reason := reasons[spec.name] or file.graph.ends_process(spec.kernels):
             refused[spec.name] = reason
+    if file.graph.states:
+        pixels = with_states(file.graph, file.content, pixels, simulated=False)
     compared = [spec for spec in specs if spec.name not in refused]
     running = {
         spec.name: loaded(file.content, spec.name, keep_tensors=True)

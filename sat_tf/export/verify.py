@@ -205,6 +205,7 @@ def verify_tflite(
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
+    window: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
     """Proves that LiteRT computes the integers of a quantized model, tensor by tensor.
@@ -238,6 +239,9 @@ def verify_tflite(
             installed (`pip install 'sat-tf[micro]'`); and, simulated, "arm_xnnpack",
             "arm_xnnpack_unfused" and "arm_builtin".
         images_from: the source of the images, for the certificate.
+        window: for a model with states, the file of the same network for whole windows of frames,
+            with inputs and outputs of the same names: its codes are compared with those of the
+            frames, one by one.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
@@ -313,6 +317,7 @@ def verify_tflite(
             runtimes=runtimes,
             trained=TrainedModel(network, subject.graph),
             has_biases_of_file=lambda: has_biases_of_file(network, settings),
+            window=window,
             progress=progress,
         )
 

@@ -134,8 +134,9 @@ class Network:
             fix = fix_of(symbol or "") or (
                 "; use a Keras layer for the operation"
                 if symbol
-                else "; let it return one tensor, as without return_state, and call it in the same "
-                "way each time, with tensors alone: the rest is for its constructor"
+                else "; let it return one tensor, as without return_state, return_attention_scores "
+                "and merge_mode=None, and call it in the same way each time, with tensors alone: "
+                "the rest is for its constructor"
             )
             self.problems[layer.name] = (
                 f"received {what} called with values beside its input tensors, "

@@ -30,6 +30,7 @@ from sat_tf.graph.operations.operation import (
     OldCall,
     Replacement,
     alone_or_alike,
+    constant_of,
     is_keras,
     new_layer,
     of_config,
@@ -38,14 +39,25 @@ from sat_tf.graph.operations.operation import (
 L = keras.layers
 
 
-def _sequence(call: OldCall) -> Any:
-    """The only tensor of a call of a layer that can become others; None for another call."""
-    layer, tensor = call.layer, call.argument(0, "inputs")
+def _sources(call: OldCall) -> list[Any]:
+    """The sequence, and the first states, of a call that can become layers; [] of another call.
+
+    First states of constant zeros are those of a call without any.
+    """
+    layer, sources = call.layer, call.argument(0, "inputs")
+    sources = [*sources] if isinstance(sources, list | tuple) else [sources]
     # Keras 3 calls it with training=False, which is its default there.
-    options = (*call.node.call_args[1:], *call.node.call_kwargs.values())
-    if not is_keras(tensor) or any(value is not None and value is not False for value in options):
-        return None
-    return None if layer.stateful or misfit_of_recurrence(layer, tensor.shape[1]) else tensor
+    arguments = {**dict(enumerate(call.node.call_args[1:])), **call.node.call_kwargs}
+    states = arguments.pop("initial_state", None)
+    numbers = constant_of(states)
+    if states is not None and (numbers is None or np.any(numbers)):
+        sources += states if isinstance(states, list | tuple) else [states]
+    options = [value for value in arguments.values() if value is not None and value is not False]
+    if options or layer.stateful or not all(map(is_keras, sources)):
+        return []
+    has_states = len(sources) > 1
+    misfit = misfit_of_recurrence(layer, sources[0].shape[1], has_states=has_states)
+    return [] if misfit or len(sources) not in (1, 1 + _STATES.get(type(layer), 0)) else sources
 
 
 def _recurrence(call: OldCall) -> Replacement | None:
@@ -54,16 +66,19 @@ def _recurrence(call: OldCall) -> Replacement | None:
     Dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for all
     gates at once.
     """
-    layer, tensor = call.layer, _sequence(call)
-    if tensor is None:
+    layer, sources = call.layer, _sources(call)
+    if not sources:
         return None
-    layers = NewLayers()
+    layers, source = NewLayers(len(sources)), 0
     if layer.dropout:
-        layers.add("SpatialDropout1D", layer.dropout, suffix="dropout")
-    (_fused if is_fused(layer) else _unrolled)(layers, layer, int(tensor.shape[1]))
+        source = layers.add("SpatialDropout1D", layer.dropout, suffix="dropout", reads=(0,))
+    if is_fused(layer) and len(sources) == 1:
+        _fused(layers, layer, int(sources[0].shape[1]))
+    else:
+        _unrolled(_Unrolled(layers, layer, int(sources[0].shape[1]), source, len(sources) - 1))
     if layer.activity_regularizer is not None:
         layers.add(regularization_of(layer), suffix="regularization")
-    return Replacement([tensor], layers)
+    return Replacement(sources, layers)
 
 
 def _fused(layers: NewLayers, layer: Any, steps: int) -> None:
@@ -82,17 +97,18 @@ def _reversed(steps: int) -> NewLayer:
     return new_layer("Gather", [*reversed(range(steps))], 0, suffix="reversed")
 
 
-def _unrolled(layers: NewLayers, layer: Any, steps: int) -> None:
+def _unrolled(unrolled: "_Unrolled") -> None:
     """Adds the layers of all steps, and the sequence of their states where that is the output.
 
     Sums and products that are states of a sequence are computed twice: they have one grid there,
     and in front of the next step a grid each, so that no operators have to change it.
     """
-    unrolled = _Unrolled(layers, layer, steps)
-    step = _STEPS[type(layer)](unrolled)
-    # In front of the first step is a state of zeros, which a difference has as codes, too.
-    values = unrolled.part("values", len(layers), 0, layer.units)
-    state, sequence = unrolled.add("Subtract", "zeros", values, values), list[int]()
+    layers, layer, steps = unrolled.layers, unrolled.layer, unrolled.steps
+    step, state, sequence = _STEPS[type(layer)](unrolled), 1, list[int]()
+    if not unrolled.num_states:
+        # In front of the first step is a state of zeros, which a difference has as codes, too.
+        values = unrolled.part("values", unrolled.row, 0, layer.units)
+        state = unrolled.zeros = unrolled.add("Subtract", "zeros", values, values)
     order = range(steps)[::-1] if layer.go_backwards else range(steps)
     for unrolled.index in order:
         state, is_last = step(state), unrolled.index == order[-1]
@@ -108,12 +124,18 @@ def _unrolled(layers: NewLayers, layer: Any, steps: int) -> None:
     layers.add("Reshape", (steps, layer.units))
 
 
+@dataclasses.dataclass
 class _Unrolled:
     """The steps of a recurrent layer, to whose layers those of the step `index` are added."""
 
-    def __init__(self, layers: NewLayers, layer: Any, steps: int) -> None:
-        self.layers, self.layer, self.steps, self.index = layers, layer, steps, 0
-        self._source = len(layers)
+    layers: NewLayers
+    layer: Any
+    steps: int
+    source: int  # The place of the sequence.
+    num_states: int  # The number of first states that the call has, whose places are 1 and 2.
+    index: int = 0
+    row: int = 0  # The place of the products of all inputs for the last gates.
+    zeros: int = -1  # The place of a state of zeros, which is not added: its grid says nothing.
 
     def add(self, layer: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
         """Adds a layer of the step, with some arguments; returns its place."""
@@ -145,10 +167,10 @@ class _Unrolled:
             return new_layer("Dense", size, suffix=f"{name}_{suffix}", weights=weights, **settings)
 
         of_inputs = dense("inputs", layer.kernel_regularizer, kernel, *biases[:1])
-        self.layers.put(of_inputs, self._source)
-        row = self.layers.add("Reshape", (self.steps * size,), suffix=f"{name}_row")
+        self.layers.put(of_inputs, self.source)
+        self.row = self.layers.add("Reshape", (self.steps * size,), suffix=f"{name}_row")
         of_state = dense("state", layer.recurrent_regularizer, recurrent, *biases[1:])
-        return _Sums(self, name, size, row, of_state)
+        return _Sums(self, name, size, self.row, of_state)
 
 
 @dataclasses.dataclass
@@ -167,9 +189,11 @@ class _Sums:
 
     def of_state(self, state: int) -> int:
         """Adds the products of a state; returns their place."""
-        place = self.steps.layers.put(self.dense, state)
+        layers = self.steps.layers
+        place = layers.put(self.dense, state)
         if self.dense.again is None:
-            self.dense = dataclasses.replace(self.dense, weights=(), again=place - 1)
+            again = place - layers.num_sources
+            self.dense = dataclasses.replace(self.dense, weights=(), again=again)
         return place
 
     def total(self, state: int) -> int:
@@ -201,6 +225,8 @@ def _gru(steps: _Unrolled) -> _Step:
             seen = candidate.of_state(steps.add("Multiply", "seen", reset, state))
         total = steps.add("Add", "candidate_sums", candidate.of_inputs(), seen)
         new = steps.activated(layer.activation, "candidate", total)
+        if state == steps.zeros:
+            return steps.add("Multiply", "state", update, new)
         difference = steps.add("Subtract", "difference", new, state)
         return steps.add("Add", "state", state, steps.add("Multiply", "change", update, difference))
 
@@ -210,15 +236,18 @@ def _gru(steps: _Unrolled) -> _Step:
 def _lstm(steps: _Unrolled) -> _Step:
     layer, units = steps.layer, steps.layer.units
     gates, candidate = steps.sums("gates", {0: 1.0, 1: 1.0, 3: 1.0}), steps.sums("new", {2: 1.0})
-    names, cells = ("opens", "keeps", "shows"), list[int]()
+    cells = [2] * (steps.num_states > 1)
 
     def step(state: int) -> int:
         total = steps.activated(layer.recurrent_activation, "gates", gates.total(state))
-        opens, keeps, shows = (steps.part(n, total, i, units) for i, n in enumerate(names))
+        opens, shows = (steps.part(n, total, i, units) for i, n in ((0, "opens"), (2, "shows")))
         new = steps.activated(layer.activation, "new", candidate.total(state))
         added = steps.add("Multiply", "added", opens, new)
-        remembered = steps.add("Multiply", "kept", keeps, cells[-1] if cells else state)
-        cells.append(steps.add("Add", "cell", remembered, added))
+        if cells:
+            keeps = steps.part("keeps", total, 1, units)
+            remembered = steps.add("Multiply", "kept", keeps, cells[-1])
+            added = steps.add("Add", "cell", remembered, added)
+        cells.append(added)
         return steps.add(
             "Multiply", "state", shows, steps.activated(layer.activation, "cell_out", cells[-1])
         )
@@ -226,6 +255,7 @@ def _lstm(steps: _Unrolled) -> _Step:
     return step
 
 
+_STATES = {L.SimpleRNN: 1, L.GRU: 1, L.LSTM: 2}
 _STEPS: dict[type, Callable[[_Unrolled], _Step]] = {
     L.SimpleRNN: _simple,
     L.GRU: _gru,
@@ -239,8 +269,8 @@ _MERGES = {"concat": "Concatenate", "sum": "Add", "mul": "Multiply", "ave": "Ave
 
 def _both_ways(call: OldCall) -> Replacement | None:
     """A layer for each direction, one of which gives its sequence in reverse, and their merge."""
-    layer, tensor = call.layer, _sequence(call)
-    if tensor is None or layer.merge_mode not in _MERGES:
+    layer, sources = call.layer, _sources(call)
+    if not sources or layer.merge_mode not in _MERGES:
         return None
     layers, ends = NewLayers(), list[int]()
     for suffix in ("forward", "backward"):
@@ -248,10 +278,10 @@ def _both_ways(call: OldCall) -> Replacement | None:
         settings, weights = inner.get_config(), inner.get_weights()
         end = layers.put(of_config(type(inner), settings, weights, suffix), 0)
         if suffix == "backward" and inner.return_sequences:
-            end = layers.put(_reversed(tensor.shape[1]))
+            end = layers.put(_reversed(sources[0].shape[1]))
         ends.append(end)
     layers.add(_MERGES[layer.merge_mode], reads=tuple(ends))
-    return Replacement([tensor], layers)
+    return Replacement(sources, layers)
 
 
 LAYERS: dict[type, Finder] = {

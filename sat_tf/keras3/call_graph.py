@@ -13,7 +13,8 @@ from tf_keras.src.mixed_precision import policy as policies  # Keras has no publ
 from sat_tf.graph import operations
 from sat_tf.graph.operations.operation import NewLayer
 
-# Arguments that Keras sets where a tensor carries a mask; tf_keras sets them by its own rules.
+# Arguments that Keras sets where a tensor carries a mask and the caller gives none; tf_keras sets
+# them by its own rules.
 _MASKS = ("mask", "query_mask", "value_mask", "key_mask")
 # Types of tensors, with the distance that two ways to compute one may have: two units in the last
 # place, as a fraction of the largest value.
@@ -86,11 +87,17 @@ class Call:
 
         arguments = self.node.arguments
         is_layer = isinstance(self.operation, keras3.layers.Layer)
+        carried = {id(getattr(tensor, "_keras_mask", None)) for tensor in arguments.keras_tensors}
+        carried.add(id(None))
         kwargs = {
             name: value
             for name, value in arguments.kwargs.items()
             if value is not None
-            and not (is_layer and name in _MASKS)
+            and not (
+                is_layer
+                and name in _MASKS
+                and carried.issuperset(map(id, keras3.tree.flatten(value)))
+            )
             # In inference Keras 3 overrules training=True; tf_keras would not.
             and not (name == "training" and value)
         }

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.exact.kernels.functions import MOST_CLASSES
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, Change
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
@@ -90,7 +91,10 @@ def arranged(
         return str(layer.name)
 
     for node in network:
-        config, shared = placement.configs.get(node.name), network.is_shared(node.name)
+        # The steps of an LSTM read its output: all calls have one quantizer.
+        is_stepped = layer_kinds.role_of(node.layer) is Role.RECURRENCE
+        shared = network.is_shared(node.name) and not is_stepped
+        config = placement.configs.get(node.name)
         if id(node.layer) not in layers:
             layer = layer_of(node)
             if config is not None:
@@ -201,12 +205,13 @@ def quantized_model(
     else:
         annotations = of_layers.carried(annotations)
     placement = place(network, annotations, policy, kernels)
-    if problems := non_finite_weights(network):
+    if problems := non_finite_weights(network) or _short_weights(network, placement):
         raise ModelError(model.name, problems)
     _warn_of_codes_beyond_int8(model.name, placement)
     if kernels is None:
         _warn_of_float_layers(network, annotations, placement, policy)
         _warn_of_guessed_levels(model.name, placement)
+        _warn_of_many_weights(network)
     layers: dict[str, keras.layers.Layer] = {}
 
     def layer_of(node: Node) -> keras.layers.Layer:
@@ -400,6 +405,30 @@ def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
             f"model {model_name!r}: it can be trained, but not exported: the weight codes of "
             f"{', '.join(layers)} do not fit int8; set weight_grid='auto' if it is to be exported."
         )
+
+
+def _short_weights(network: Network, placement: Placement) -> list[str]:
+    """Why layers whose variables are shorter than float32 are not trained, with the fix."""
+    layers = {n.layer.name: n.layer for n in network if placement.configs.get(n.name)}
+    short = {name: layer.variable_dtype for name, layer in layers.items() if layer.weights}
+    return [
+        f"{name}: received variables of {dtype}, expected float32; build it with dtype='float32' "
+        f"or 'mixed_{dtype}', and set its weights."
+        for name, dtype in short.items()
+        if dtype in ("float16", "bfloat16")
+    ]
+
+
+def _warn_of_many_weights(network: Network) -> None:
+    """Warns, before they are used, of softmaxes inside whose codes are 0 where all are alike."""
+    for node in network:
+        is_inside = layer_kinds.role_of(node.layer) is Role.SOFTMAX and network.consumers(node.name)
+        if is_inside and (node.shape[-1] or 0) > MOST_CLASSES:
+            warn(
+                f"{node.name}: received a softmax over {node.shape[-1]:,} values, which codes have "
+                f"in steps of 1/256: of more than {MOST_CLASSES} alike, each is 0; attend to fewer "
+                "positions, as behind strides or pools."
+            )
 
 
 class GuessedClippingLevelsWarning(UserWarning):

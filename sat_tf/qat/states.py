@@ -66,6 +66,11 @@ def state_problems(network: Network, states: object) -> list[str]:
                 "expected one that is this state alone, as states leave the file as codes; leave "
                 "one of them out."
             )
+    if states and not {*network.inputs} - {*states.values()}:
+        problems.append(
+            "states: received a state for each input, expected one input more, of frames; give the "
+            "model one."
+        )
     return problems
 
 

@@ -454,6 +454,29 @@ def test_a_tensor_that_is_shown_as_well_is_no_state_of_a_file(path):
         sat_tf.export_tflite(calibrated(model, policy, rows()), path, states=STATES)
 
 
+def test_a_model_whose_inputs_are_all_states_has_no_frames():
+    state = keras.layers.Input((4,), name="state")
+    model = keras.Model(state, keras.layers.Dense(4, name="state_out")(state))
+    policy = sat_tf.BitPolicy.mobile(8, states={"state_out": "state"})
+    with pytest.raises(ValueError, match="a state for each input, expected one input more"):
+        sat_tf.quantize_model(model, policy)
+
+
+@pytest.mark.thorough
+@BOTH
+def test_the_state_of_a_gru_of_one_step_is_fed_back(library, path):
+    L = library.layers
+    library.utils.set_random_seed(0)
+    frame, state = L.Input((1, 3), name="frame"), L.Input((4,), name="state")
+    new = L.GRU(4, name="state_out")(frame, initial_state=state)
+    model = library.Model([frame, state], [L.Dense(2, name="scores")(new), new])
+    policy = sat_tf.BitPolicy.mobile(8, input_type="int8", states={"state_out": "state"})
+    frames = DRAW.normal(size=(64, 1, 3)).astype(np.float32)
+    quantized = calibrated(model, policy, [frames, DRAW.uniform(-1, 1, (64, 4)).astype("float32")])
+    _, certificate = proved(quantized, path, frames)
+    assert certificate.sequence.codes_differing == 0
+
+
 def test_integers_are_no_states():
     L = keras.layers
     frame, ids = L.Input((8,), name="frame"), L.Input((4,), dtype="int32", name="ids")

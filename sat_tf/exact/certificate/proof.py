@@ -131,6 +131,7 @@ def prove(
     float_model: FloatModel | None = None,
     certificate_path: str | os.PathLike[str] | None = None,
     input_ranges: Sequence[inputs.CheckedRange] = (),
+    window: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
@@ -141,6 +142,11 @@ def prove(
     """
     if certificate_path is not None:
         check_certificate_path(certificate_path)
+    if window is not None and not subject.graph.states:
+        raise ValueError(
+            f"window: received {window} beside a file without states, expected none; leave it out."
+        )
+    whole = None if window is None else read_subject(expect_path(window))
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
     needs_micro = any(tensor.index_bits for tensor in subject.parsed.tensors)
@@ -226,7 +232,7 @@ def prove(
     )
     if graph.states:
         in_keras = None if trained is None else lambda inputs: trained.run(inputs)[1]
-        run = compared_sequence(graph, content, images, list(counters), in_keras, in_file)
+        run = compared_sequence(graph, content, images, list(counters), in_keras, in_file, whole)
         certificate = dataclasses.replace(certificate, sequence=run)
     if certificate.trained_differing and has_biases_of_file():
         certificate = dataclasses.replace(certificate, has_biases_of_file=True)
@@ -277,6 +283,7 @@ def verify_file(
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
+    window: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
     """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
@@ -293,6 +300,7 @@ def verify_file(
         certificate_path: see `sat_tf.verify_tflite`.
         runtimes: see `sat_tf.verify_tflite`.
         images_from: where the images come from, for the certificate.
+        window: see `sat_tf.verify_tflite`.
         progress: see `sat_tf.verify_tflite`.
 
     Returns:
@@ -317,6 +325,7 @@ def verify_file(
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
+        window=window,
         progress=progress,
     )
 

@@ -66,6 +66,15 @@ class SequenceCount:
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowCount(SequenceCount):
+    """How a file that takes whole windows of frames compares with the frames, one by one."""
+
+    file: str  # The name of the file of windows.
+    sha256: str  # The hash of that file.
+    length: int  # The number of frames in a window.
+
+
+@dataclasses.dataclass(frozen=True)
 class SequenceRun:
     """A file run frame by frame from states of real 0, which are fed back as codes."""
 
@@ -73,6 +82,13 @@ class SequenceRun:
     frames: int  # The number of frames, one for each row of the images.
     runtimes: dict[str, SequenceCount]  # Each runtime, which feeds back its own states.
     keras: SequenceCount | None = None  # The quantized Keras model, likewise; None without it.
+    window: WindowCount | None = None  # LiteRT with XNNPACK on whole windows; None without a file.
+
+    @property
+    def codes_differing(self) -> int:
+        """The number of XNNPACK's codes that differ, frame by frame and in windows."""
+        counts = [self.runtimes["xnnpack"], *filter(None, [self.window])]
+        return sum(count.codes_differing for count in counts)
 
 
 @dataclasses.dataclass

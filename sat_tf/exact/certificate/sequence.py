@@ -5,16 +5,20 @@ that a sequence of frames has one result, whoever computes it: where no code of 
 from the simulation's in any frame, the file gives what its integer model makes of the whole.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sat_tf.exact.certificate.outputs import Output, separated
-from sat_tf.exact.certificate.record import SequenceCount, SequenceRun, TensorCount
+from sat_tf.exact.certificate.record import SequenceCount, SequenceRun, TensorCount, WindowCount
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime, loaded
 from sat_tf.exact.operations.graph import Graph, by_name, simulate
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, quantized, some_of
+
+if TYPE_CHECKING:
+    from sat_tf.exact.certificate.proof import Subject
 
 # A function of all inputs of a frame, which gives the outputs by name, and maybe other tensors.
 Runner = Callable[[Pixels], Mapping[str, np.ndarray]]
@@ -30,7 +34,7 @@ def run_frames(
     Frames are for `graph.frame_inputs`, one in each row, as the file takes them.
     """
     states = {
-        entering.name: np.full((1, *entering.shape), entering.zero_point, np.int8)
+        entering.name: np.full((1, *entering.shape), entering.zero_point, entering.type)
         for _, entering in graph.state_ends.values()
     }
     for place in range(number_of(frames)):
@@ -40,12 +44,16 @@ def run_frames(
         inputs = tuple(fed[image.name] for image in graph.images)
         outputs = runner(inputs)
         yield inputs, outputs
-        states = {name: outputs[output].astype(np.int8) for output, name in graph.states.items()}
+        states = {
+            name: outputs[output].astype(states[name].dtype)
+            for output, name in graph.states.items()
+        }
 
 
-def with_states(graph: Graph, content: bytes, frames: Pixels) -> Pixels:
-    """Returns the arrays of all inputs, with the states that the simulation of a file reaches."""
-    inputs = [fed for fed, _ in run_frames(graph, frames, _simulation(graph, content))]
+def with_states(graph: Graph, content: bytes, frames: Pixels, *, simulated: bool = True) -> Pixels:
+    """Returns the arrays of all inputs, with states that the simulation, or XNNPACK, reaches."""
+    runner = _simulation(graph, content) if simulated else _runtime(graph, content, "xnnpack")
+    inputs = [fed for fed, _ in run_frames(graph, frames, runner)]
     return tuple(map(np.concatenate, zip(*inputs, strict=True)))
 
 
@@ -89,17 +97,16 @@ def compared_sequence(
     runtimes: Sequence[str],
     keras: Callable[[Pixels], np.ndarray] | None,
     outputs: Sequence[Output],
+    window: "Subject | None" = None,
 ) -> SequenceRun:
     """Runs the rows of the images as the frames of a sequence, and counts the codes that differ.
 
-    `keras` is a model that gives all `outputs` for the inputs of the file.
+    `keras` is a model that gives all `outputs` for the inputs of the file; `window` a file of the
+    same network that takes several frames at once.
     """
     arrays = by_name(images, graph)
     frames = tuple(arrays[image.name] for image in graph.frame_inputs)
-    makers = {operation.output: operation for operation in graph.operations}
-    # The codes of each output, which may be dequantized; other float outputs have none.
-    codes = {name: makers[name].represented or name for name in graph.outputs}
-    codes = {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
+    codes = _codes_of_outputs(graph)
     tensor_names = {*codes, *codes.values()}
     simulated = (values for _, values in run_frames(graph, frames, _simulation(graph, content)))
     expected = [{name: values[name] for name in tensor_names} for values in simulated]
@@ -125,7 +132,73 @@ def compared_sequence(
             name: counted(_runtime(graph, content, name), same_names, number) for name in runtimes
         },
         keras=in_keras,
+        window=None if window is None else _in_windows(graph, frames, expected, window),
     )
+
+
+def _codes_of_outputs(graph: Graph) -> dict[str, str]:
+    """Returns the codes of each output, which may be dequantized; other float outputs have none."""
+    makers = {operation.output: operation for operation in graph.operations}
+    codes = {name: makers[name].represented or name for name in graph.outputs}
+    return {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
+
+
+def _in_windows(
+    graph: Graph,
+    frames: Pixels,
+    expected: Sequence[Mapping[str, np.ndarray]],
+    window: "Subject",
+) -> WindowCount:
+    """Counts the codes of a file of whole windows that are not those of its frames, one by one.
+
+    Frames, and their outputs, follow one another along the first axis of a window; an output that
+    has the shape of one frame's, such as a state, is that of the last.
+    """
+    one, many = _ends(graph), _ends(window.graph)
+    first_input = graph.frame_inputs[0].name
+    sizes = [math.prod(ends.get(first_input, ((),))[0]) for ends in (one, many)]
+    length = max(sizes[1] // sizes[0], 1)
+
+    def fits(name: str, shape: tuple[int, ...], *grid: Any) -> bool:
+        of_one, *grid_of_one = one.get(name, ((),))
+        shapes = [(length, *of_one), (length * sum(of_one[:1]), *of_one[1:])]
+        shapes += [of_one] * (name in graph.outputs)
+        return [*grid] == grid_of_one and shape in shapes
+
+    misfits = [name for name, end in many.items() if not fits(name, *end)]
+    if misfits or len(frames[0]) < length:
+        raise ValueError(
+            f"window: received {window.path}, whose {', '.join(misfits) or 'window'} is not one of "
+            f"{len(frames[0])} frames in a row, expected their inputs and outputs, by name, on the "
+            "same grids; quantize the model of the window by the same policy, give it the weights "
+            "of the other, window.set_weights(q.get_weights()), and export it."
+        )
+    # A window without states of its own begins where the sequence begins.
+    count = len(frames[0]) // length if window.graph.states else 1
+    arrays = dict(zip((image.name for image in graph.frame_inputs), frames, strict=True))
+    windows = tuple(
+        arrays[image.name][: count * length].reshape(-1, *image.shape)
+        for image in window.graph.frame_inputs
+    )
+    counts = [TensorCount(name, many[name][0]) for name in _codes_of_outputs(window.graph)]
+    runner = _runtime(window.graph, window.content, "xnnpack")
+    for place, (_, values) in enumerate(run_frames(window.graph, windows, runner)):
+        rows = expected[place * length :][:length]
+        for tensor in counts:
+            is_last = tensor.shape == one[tensor.name][0]
+            of_frames = [row[tensor.name] for row in (rows[-1:] if is_last else rows)]
+            computed = values[tensor.name]
+            tensor.add(np.concatenate(of_frames).reshape(computed.shape), computed)
+    return WindowCount(count * length, counts, window.path.name, window.sha256, length)
+
+
+def _ends(graph: Graph) -> dict[str, tuple[Any, ...]]:
+    """Returns shapes and grids of the inputs that are no states, and of the outputs, by name."""
+    ends = {i.name: (i.shape, i.type, i.scale, i.zero_point) for i in graph.frame_inputs}
+    for name, of in _codes_of_outputs(graph).items():
+        codes = graph.codes(of)
+        ends[name] = graph.tensors[name].shape, str(name == of), codes.scale, codes.zero_point
+    return ends
 
 
 def _simulation(graph: Graph, content: bytes) -> Runner:

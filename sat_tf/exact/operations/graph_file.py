@@ -326,8 +326,8 @@ class ForeignFile:
     reasons: Mapping[str, str]  # Why an operator is not simulated, by the tensors that it makes.
 
 
-def read_foreign(content: bytes, name: str) -> ForeignFile:
-    """Reads the first graph of a file of any tool."""
+def read_foreign(content: bytes, name: str, states: Mapping[str, str] | None = None) -> ForeignFile:
+    """Reads the first graph of a file of any tool, with `states` from outputs to inputs."""
     try:
         with file_contents.unpacked(content, name) as model:
             contents = file_contents.of_any_tool(model)
@@ -347,7 +347,16 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
             reason = _reason_not_to_read(operator, place, progress)
             if reason is not None:
                 reasons[output.name] = reason
-    return ForeignFile(contents, _assembled(contents, name, progress), reasons)
+    graph = _assembled(contents, name, progress)
+    try:
+        return ForeignFile(contents, _with_states(graph, states) if states else graph, reasons)
+    except NotUnderstoodError as error:
+        inputs = ", ".join(image.name for image in graph.images)
+        raise ValueError(
+            f"{name}: received the states {states}, expected some of the outputs "
+            f"({', '.join(graph.outputs)}), each for one of the inputs ({inputs}), both int8 of "
+            "one shape, scale and zero point, as codes are fed back as they are; name these."
+        ) from error
 
 
 def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:

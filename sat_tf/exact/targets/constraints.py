@@ -99,6 +99,15 @@ def no_packed_products(operator: StoredOperator) -> Failures:
 
 
 @with_settings
+def few_classes(operator: StoredOperator, limit: int) -> Failures:
+    """A softmax of codes is over at most `limit` values."""
+    (output,) = operator.outputs
+    if output.scales.size and output.shape[-1] > limit:
+        why = "and its kernel ends the process where more are about equally likely"
+        yield f"it is over {output.shape[-1]:,} values, {why}, it takes {limit}", "use fewer"
+
+
+@with_settings
 def largest_sum_of_weights(operator: StoredOperator, limit: int) -> Failures:
     """The magnitudes of the weights of one output add up to at most `limit`."""
     if (codes := operator.reads[1].values) is None:

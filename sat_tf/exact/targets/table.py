@@ -4,6 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from sat_tf.exact.kernels.functions import MOST_CLASSES
 from sat_tf.exact.targets import constraints
 from sat_tf.exact.targets.constraints import Constraint
 from sat_tf.exact.targets.processors import PROCESSORS, Processor
@@ -289,6 +290,7 @@ _MICRO_OTHERS = (
 _MICRO: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(_MICRO_OTHERS, ()),
     "FULLY_CONNECTED": (constraints.no_packed_products,),
+    "SOFTMAX": (constraints.few_classes(MOST_CLASSES),),
     # Their kernels have no int16.
     **dict.fromkeys(("GATHER", "REDUCE_MAX", "REDUCE_MIN"), (_NOT_INT16,)),
 }

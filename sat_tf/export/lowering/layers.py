@@ -414,7 +414,8 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
                 "learning rate."
             )
             problems.append(LayerMessage(name, text, text))
-        if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
+        is_shared = network.is_shared(node.name) and role_of(node) is not Role.RECURRENCE
+        if is_shared and output_quantizer(node.layer) is not None:
             text = (
                 "received a layer that is called more than once with one quantizer for all "
                 "outputs, expected one for each; share the layer in the float model, and quantize "

@@ -19,8 +19,9 @@ _OFF = ("return_state", "time_major")
 _GATES = ("sigmoid", "hard_sigmoid", "relu6_sigmoid")
 _ACTIVATIONS = ("linear", *RECTIFIERS, *sorted(REACHES))
 _USUAL = (
-    "which sat_tf.quantize_model takes where one tensor alone is given to it, of one shape in all "
-    "calls; call it without a mask, a state and training=True"
+    "expected one called without a mask, constants and training=True, on tensors of one shape in "
+    "all calls, with an initial_state of zeros or, in one direction, of the model's tensors; call "
+    "it so"
 )
 _CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 
@@ -31,10 +32,11 @@ def is_fused(layer: Any) -> bool:
     return functions == (keras.activations.tanh, keras.activations.sigmoid)
 
 
-def misfit_of_recurrence(layer: Any, steps: int | None) -> str | None:
+def misfit_of_recurrence(layer: Any, steps: int | None, *, has_states: bool = False) -> str | None:
     """Names the setting of a recurrent layer that no layers have, with the fix; None without one.
 
     The number of its steps is None where it is not known. A Bidirectional has the settings of both.
+    An LSTM that is called with first states is computed step by step.
     """
     if isinstance(layer, L.Bidirectional):
         both = layer.forward_layer, layer.backward_layer
@@ -42,7 +44,7 @@ def misfit_of_recurrence(layer: Any, steps: int | None) -> str | None:
             expected = "expected LSTM, GRU or SimpleRNN; use these"
             return f"received a Bidirectional of {others[0]}, {expected}"
         return next(filter(None, (misfit_of_recurrence(one, steps) for one in both)), None)
-    received, fused = f"received {_named(layer)}", is_fused(layer)
+    received, fused = f"received {_named(layer)}", is_fused(layer) and not has_states
     for name in _OFF:
         if getattr(layer, name, False):
             return f"{received} with {name}=True, expected {name}=False; build it so"
@@ -83,8 +85,11 @@ def _named(layer: Any) -> str:
 
 def _refuse(layer: Any) -> str:
     # The layers inside others have no calls of their own.
-    steps = layer.get_input_shape_at(0)[1] if layer.inbound_nodes else 0
-    problem = misfit_of_recurrence(layer, steps) or f"received {_named(layer)}, {_USUAL}"
+    shape: Any = layer.get_input_shape_at(0) if layer.inbound_nodes else (None, 0)
+    has_states = isinstance(shape, list)
+    steps = (shape[0] if has_states else shape)[1]
+    problem = misfit_of_recurrence(layer, steps, has_states=has_states)
+    problem = problem or f"received {_named(layer)}, {_USUAL}"
     return f"{problem}, or pass unsupported='float'"
 
 

@@ -77,8 +77,8 @@ KINDS: Kinds = {
     L.MultiHeadAttention: LayerKind(
         quantized=False,
         fix="sat-tf takes it over sequences, without a mask, or over ones of fixed lengths with "
-        "one of 0 and 1 that is constant or causal, and without return_attention_scores and "
-        "activity_regularizer",
+        "one of 0 and 1 that is constant or causal, with an output_shape of one size, and without "
+        "return_attention_scores and activity_regularizer",
         keras3=SAME,
     ),
     L.Attention: LayerKind(

@@ -137,12 +137,12 @@ class NewLayers(list[NewLayer]):
 
     def __init__(self, num_sources: int = 1) -> None:
         super().__init__()
-        self._num_sources = num_sources
+        self.num_sources = num_sources
 
     def put(self, new: NewLayer, *reads: int, **changes: Any) -> int:
         """Adds a layer that reads some places; returns its place."""
         self.append(dataclasses.replace(new, reads=reads or new.reads, **changes))
-        return self._num_sources + len(self) - 1
+        return self.num_sources + len(self) - 1
 
     def add(self, layer: str | Callable[..., Any], *args: Any, **settings: Any) -> int:
         """Adds a `new_layer`; returns its place."""

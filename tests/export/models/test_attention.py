@@ -390,3 +390,25 @@ def test_keras_3_has_the_same_codes(name, path):
     loaded = keras3.saving.load_model(path.with_suffix(".keras"))
     np.testing.assert_array_equal(loaded(ROWS), quantized(ROWS))
     assert len(Network(rewritten(sat_tf.from_keras3(model)).model).outputs) == 1
+
+
+def test_a_softmax_of_more_values_than_steps_is_warned_of_and_named_for_micro(tmp_path):
+    read = keras.Input((512, 2))
+    scores = keras.layers.MultiHeadAttention(1, 2, name="attention")(read, read)
+    model = keras.Model(read, keras.layers.Dense(2)(scores))
+    policy = sat_tf.BitPolicy.mobile(8, input_type="int8", target="micro")
+    with pytest.warns(UserWarning, match="attention_softmax: received a softmax over 512 values"):
+        quantized = sat_tf.quantize_model(model, policy)
+    values = np.random.default_rng(0).normal(size=(2, 512, 2)).astype(np.float32)
+    sat_tf.calibrate(quantized, values, progress=False)
+    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    (line,) = [s.words for s in report.statements if "SOFTMAX attention_softmax" in s.words]
+    assert "takes 511" in line
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_variables_shorter_than_float32_are_refused_by_name(dtype):
+    read = keras.Input((4, 2))
+    model = keras.Model(read, keras.layers.Dense(2, name="short", dtype=dtype)(read))
+    with pytest.raises(ValueError, match=f"short: received variables of {dtype}, expected float32"):
+        sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_type="int8"))

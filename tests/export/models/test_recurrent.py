@@ -13,7 +13,7 @@ from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.graph.operation_layers import LongShortTermMemory
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.exact.device.kits import checked_here, unpacked
-from tests.export.proofs import deployed, differing_codes, proved
+from tests.export.proofs import calibrated, deployed, differing_codes, proved
 
 KERASES = {"keras2": tf_keras, "keras3": keras3}
 POLICY = sat_tf.BitPolicy.mobile(8, input_type="int8")
@@ -230,3 +230,37 @@ def test_sequences_of_open_length_are_refused_by_name():
 def test_other_forms_are_left_float_on_request():
     quantized, _ = _quantized(L.LSTM(4, recurrent_activation="tanh"), policy=FLOAT)
     assert not any(isinstance(one, Lstm) for one in deployed(quantized).operations)
+
+
+@pytest.mark.parametrize("keras", [tf_keras, keras3], ids=["keras2", "keras3"])
+def test_calls_of_one_lstm_are_operators_of_one_range(keras, tmp_path):
+    L = keras.layers
+    keras.utils.set_random_seed(0)
+    first, second, states = L.Input((4, 3)), L.Input((4, 3)), L.LSTM(4, name="states")
+    both = L.Concatenate()([states(first), states(second)])
+    model = keras.Model([first, second], L.Dense(2, name="head")(both))
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(32, 4, 3)).astype(np.float32) for _ in range(2)]
+    policy = sat_tf.BitPolicy.mobile(8, input_type="int8")
+    quantized = calibrated(model, policy, values)
+    report, certificate = proved(quantized, tmp_path / "model.tflite", values)
+    assert not report.float_layers
+    assert certificate.operators["UNIDIRECTIONAL_SEQUENCE_LSTM"] == 2
+    off = quantized.predict(values, verbose=0) - model.predict(values, verbose=0)
+    assert np.max(np.abs(off)) < 0.05
+
+
+def test_masks_that_a_caller_of_keras_3_gives_are_not_dropped():
+    L = keras3.layers
+    read = L.Input((4, 3))
+    given = np.tril(np.ones((1, 4, 4), bool))
+    outputs = {
+        "sm: received a Softmax, whose mask": L.Softmax(name="sm")(L.Dense(4)(read), mask=given),
+        "states: received an LSTM, expected one called without a mask": L.LSTM(2, name="states")(
+            read, mask=keras3.ops.any(read > 0.0, axis=-1)
+        ),
+    }
+    for text, output in outputs.items():
+        model = keras3.Model(read, L.Dense(2)(output))
+        with pytest.raises(ValueError, match=text):
+            sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_type="int8"))

@@ -75,6 +75,65 @@ def test_no_code_of_the_file_differs(name, bits, tmp_path):
     assert bits < 8 or np.sqrt(np.mean(off**2)) < 0.06 * np.std(model.predict(values, verbose=0))
 
 
+STARTED = {
+    "gru": lambda L: (L.GRU(4, dropout=0.1, name="states"), 1),
+    "sequence": lambda L: (L.GRU(4, go_backwards=True, name="states", **_SEQUENCES), 1),
+    "simple": lambda L: (L.SimpleRNN(4, name="states"), 1),
+    "lstm": lambda L: (L.LSTM(4, name="states", **_SEQUENCES), 2),
+}
+
+
+def _started(layer, count, keras=tf_keras, steps=3):
+    """A model whose states begin with inputs, and values for all inputs."""
+    keras.utils.set_random_seed(2)
+    read, states = keras.Input((steps, 3)), [keras.Input((4,)) for _ in range(count)]
+    out = layer(read, initial_state=states if count > 1 else states[0])
+    model = keras.Model([read, *states], keras.layers.Dense(2, name="head")(out))
+    return model, [_values(32, steps, 3), *(_values(32, 4, seed=i) for i in range(count))]
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_states_that_a_call_begins_with_are_tensors_of_the_model(name):
+    model, values = _started(*STARTED[name](L))
+    np.testing.assert_allclose(rewritten(model).model(values), model(values), atol=2e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("keras", [tf_keras, keras3], ids=["keras2", "keras3"])
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_no_code_differs_of_layers_with_states_from_outside(keras, name, tmp_path):
+    model, values = _started(*STARTED[name](keras.layers), keras)
+    quantized = calibrated(model, POLICY, values)
+    proved(quantized, tmp_path / "model.tflite", values)
+    off = quantized.predict(values, verbose=0) - model.predict(values, verbose=0)
+    assert np.max(np.abs(off)) < 0.06
+
+
+def test_constant_states_of_zeros_are_none_and_others_are_refused():
+    read = tf_keras.Input((3, 3))
+    for first in (tf.zeros((1, 2)), tf.ones((1, 2))):
+        layer = L.GRU(2, name="states")
+        model = tf_keras.Model(read, L.Dense(2)(layer(read, initial_state=[first])))
+        if not np.any(first):
+            values = _values(1, 3, 3)
+            np.testing.assert_allclose(rewritten(model).model(values), model(values), atol=2e-6)
+            continue
+        with pytest.raises(ValueError, match=r"states: received a GRU, .* initial_state of zeros"):
+            sat_tf.quantize_model(model, POLICY)
+    both = L.Bidirectional(L.GRU(2), name="both")
+    first = [tf_keras.Input((2,)), tf_keras.Input((2,))]
+    model = tf_keras.Model([read, *first], L.Dense(2)(both(read, initial_state=first)))
+    with pytest.raises(ValueError, match=r"both: received a Bidirectional, .* in one direction"):
+        sat_tf.quantize_model(model, POLICY)
+
+
+def test_a_state_of_zeros_is_not_added():
+    # Where a sum is far smaller than the grid of zeros, no kernel adds the two.
+    new = rewritten(_model(L.GRU(4, name="states"))).model
+    readers = {node.layer.name for node in new.get_layer("states_zeros_0").outbound_nodes}
+    assert readers == {"states_gates_state", "states_candidate_state"}
+
+
 def _waves(count, seed):
     """Noisy sines of random frequencies, and the value after the last step."""
     rng = np.random.default_rng(seed)
