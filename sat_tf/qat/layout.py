@@ -22,7 +22,7 @@ from sat_tf.graph.network import (
 )
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import LayerMessage, ModelError, first_ones, warn
-from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import (
     BORDER_FIX,
     AnotherBorderWarning,
@@ -200,6 +200,12 @@ def quantized_model(
         annotations = {n.layer.name: None for n in network if not isinstance(n.layer, skipped)}
     else:
         annotations = of_layers.carried(annotations)
+    if policy.activation_bits and policy.stream_bits:
+        annotations |= {
+            name: LayerConfig(**getattr(annotations[name], "fields", {}) | fields)
+            for name, fields in of_layers.fields.items()
+            if name in annotations
+        }
     placement = place(network, annotations, policy, kernels)
     if problems := non_finite_weights(network):
         raise ModelError(model.name, problems)

@@ -125,21 +125,36 @@ class GraphBuilder:
         return draft.lower(self, output)
 
     def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
-        """Adds codes of 16 bits, which kernels make that read them, and those of 8 of them.
+        """Adds codes of 16 bits, unless they exist, and those of 8 of them, which int8 clips.
 
-        Only the ends of int8, or code 0, clip the codes of 8 bits.
+        Other ends than those of int8, and than code 0, need a maximum or a minimum.
         """
-        is_rectified = codes.lowest == codes.zero_point
-        if codes.highest != 127 or (codes.lowest != -128 and not is_rectified):
-            raise ValueError(
-                f"{output.name}: received codes of fewer than 8 bits of a layer that reads 16, "
-                "expected 8; give the layers that read it activation_bits=8."
-            )
-        scale, lowest = np.float32(codes.scale / _FINER), 0 if is_rectified else -(2**15)
-        fine = Codes.wide(scale, lowest, unit=codes.unit)
-        name = self.between(f"{output.name}_wide")
-        source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
-        return self.add(Requantize((source,), output.name), output.shape, codes)
+        source = draft.tensor
+        if source:
+            codes = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
+        else:
+            lowest = 0 if codes.lowest == codes.zero_point else -(2**15)
+            fine = Codes.wide(np.float32(codes.scale / _FINER), lowest, unit=codes.unit)
+            name = self.between(f"{output.name}_wide")
+            source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
+        made, grid = codes.whole, self.tensors[source].codes
+        if grid and grid.lowest == 0:
+            made = dataclasses.replace(made, lowest=codes.zero_point)
+        steps: list[Operation] = [Requantize((source,), output.name)]
+        grids = [made]
+        for kind, end in ((Pointwise.MAXIMUM, "lowest"), (Pointwise.MINIMUM, "highest")):
+            if (code := getattr(codes, end)) != getattr(made, end):
+                array = np.full((1,) * (len(output.shape) + 1), code, np.int8)
+                constant = Constant(array, Codes(codes.scale, codes.zero_point))
+                steps.append(Pair((), output.name, kind, constant))
+                grids.append(dataclasses.replace(grids[-1], **{end: code}))
+        for step, grid in zip(steps, grids, strict=True):
+            is_last = step is steps[-1]
+            name = output.name if is_last else self.between(f"{output.name}_unclipped")
+            inputs = step.inputs or (source,)
+            step = dataclasses.replace(step, inputs=inputs, output=name)
+            source = self.add(step, output.shape, grid)
+        return source
 
     def widened(self, source: str) -> str:
         """Returns the tensor with the values of codes as codes of 16 bits, exactly; adds it once.
