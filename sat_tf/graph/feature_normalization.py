@@ -182,7 +182,9 @@ def _in_layers(
         variance = layers.add("Reshape", (*lengths, 1), suffix="sums", **ends)
         factor = 1.0 if is_unit else 1.0 / size
     if factor != 1.0:
-        variance = layers.add(Scaling, "x * c", factor, suffix="sums" if wide else "variance", **ends)
+        variance = layers.add(
+            Scaling, "x * c", factor, suffix="sums" if wide else "variance", **ends
+        )
     smallest = _LEAST_SQUARE
     if not is_unit:
         variance = layers.add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon", **ends)

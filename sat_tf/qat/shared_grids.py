@@ -17,13 +17,18 @@ from sat_tf.core.grid import WIDE_BITS, observed_ends
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
+from sat_tf.graph.operation_layers import InverseRoot
 from sat_tf.messages import first_ones, warn
-from sat_tf.qat.layout import call_name, inner_layer, name_in_front_of_insertions
+from sat_tf.qat.layout import call_name, inner_layer, maker_of_codes, name_in_front_of_insertions
+from sat_tf.qat.model_class import processor_of
+from sat_tf.qat.walk import call_unrounded
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quantizer
 from sat_tf.quantizers.values import COUNT, ENDS
 
 _CODES_OF_INT8 = 256
+# The root mean square error of a normalization, as a share of its output, from which on it is told.
+_LARGEST_ERROR = 0.05
 # The units in the last place that a level may move until float32 has the ends of its scale.
 _MOST_UNITS = 64
 
@@ -61,15 +66,28 @@ class SharedGrids:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
         self._network, self._grids = network, {grid.holder: grid for grid in grids}
         self._seen: dict[str, _Seen] = {}
+        # For each normalization, by its last node, the nodes from what it reads on, and their
+        # outputs without rounding while they are needed.
+        self._forms: dict[str, dict[str, Any]] = dict(_normalizations(network))
+        self._errors: dict[str, float] = {}
 
     @property
     def holders(self) -> Collection[str]:
         """The nodes to be called with a whole batch: those with such grids, until they were."""
-        return self._grids.keys() - self._seen.keys()
+        return {*self._grids}.union(*self._forms.values()) - self._seen.keys() - self._errors.keys()
 
     def look_at(self, node: Node, inputs: Any, made: Any) -> None:
         """Takes in the output of one of the holders on a batch."""
-        if node.name not in self.holders:
+        for last, exact in self._forms.items():
+            if node.name in exact and last not in self._errors:
+                read = zip(node.inputs, inputs if node.takes_list else [inputs], strict=True)
+                real = [exact.get(name, values) for name, values in read]
+                real = call_unrounded(node, real if node.takes_list else real[0])
+                exact[node.name] = real
+                if node.name == last:
+                    self._errors[last] = float(np.linalg.norm(made - real) / np.linalg.norm(real))
+                    exact.update(dict.fromkeys(exact))
+        if node.name not in self._grids.keys() - self._seen.keys():
             return
         grid, layer = self._grids[node.name], node.layer
         real, step = np.asarray(layer.before_quantization(inputs)), None
@@ -110,6 +128,21 @@ class SharedGrids:
                     f"{grid.fix}.",
                     CoarseValuesWarning,
                 )
+        coarse = {last: error for last, error in self._errors.items() if error > _LARGEST_ERROR}
+        if coarse:
+            listed = first_ones(
+                f"{call_name(self._network[last])}, which reads "
+                f"{call_name(self._network[next(iter(self._forms[last]))])}: {error:.0%}"
+                for last, error in coarse.items()
+            )
+            fix = "choose a target with 16 bits between, as 'ethos-u55', or 'litert', with float32"
+            if processor_of(self._network.model).wide:
+                fix = "give what they read stream_bits=16 by overrides, or input_type='int16'"
+            warn(
+                f"calibrate: normalizations of codes are off by more than {_LARGEST_ERROR:.0%} "
+                f"({listed}), because some rows or channels are much larger than others; {fix}.",
+                CoarseValuesWarning,
+            )
 
 
 def give_inputs_their_grids(network: Network) -> None:
@@ -231,6 +264,26 @@ def _holders(network: Network, node: Node) -> Iterator[str]:
         layer: keras.layers.Layer = inner_layer(reader.layer)
         if layer_kinds.rectifies(layer) or layer_kinds.role_of(layer) is Role.IDENTITY:
             yield from _holders(network, reader)
+
+
+def _normalizations(network: Network) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The last node of each normalization in integers, and its nodes, with what makes its input."""
+    for node in network:
+        if not isinstance(inner_layer(node.layer), InverseRoot):
+            continue
+        last = node
+        while last.shape == node.shape:  # from one of Newton's steps to the next
+            last = network.consumers(last.name)[-1]
+        values = next(name for name in last.inputs if network[name].shape == last.shape)
+        combination = layer_kinds.combination_of(inner_layer(network[values].layer))
+        is_centered = combination is Combination.DIFFERENCE
+        source = network[values].inputs[0] if is_centered else values
+        nodes = dict.fromkeys([maker_of_codes(network, source).name])
+        before = network.before(last.name) | {last.name}
+        for reader in network:
+            if reader.name in before and not nodes.keys().isdisjoint(reader.inputs):
+                nodes[reader.name] = None
+        yield last.name, nodes
 
 
 def _outputs(network: Network) -> Iterator[_Grid]:

@@ -137,24 +137,20 @@ class GraphBuilder:
             fine = Codes.wide(np.float32(codes.scale / _FINER), lowest, unit=codes.unit)
             name = self.between(f"{output.name}_wide")
             source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
-        made, grid = codes.whole, self.tensors[source].codes
+        grid, made = self.tensors[source].codes, codes.whole
         if grid and grid.lowest == 0:
             made = dataclasses.replace(made, lowest=codes.zero_point)
-        steps: list[Operation] = [Requantize((source,), output.name)]
-        grids = [made]
+        operation: Operation = Requantize((source,), output.name)
         for kind, end in ((Pointwise.MAXIMUM, "lowest"), (Pointwise.MINIMUM, "highest")):
-            if (code := getattr(codes, end)) != getattr(made, end):
-                array = np.full((1,) * (len(output.shape) + 1), code, np.int8)
-                constant = Constant(array, Codes(codes.scale, codes.zero_point))
-                steps.append(Pair((), output.name, kind, constant))
-                grids.append(dataclasses.replace(grids[-1], **{end: code}))
-        for step, grid in zip(steps, grids, strict=True):
-            is_last = step is steps[-1]
-            name = output.name if is_last else self.between(f"{output.name}_unclipped")
-            inputs = step.inputs or (source,)
-            step = dataclasses.replace(step, inputs=inputs, output=name)
-            source = self.add(step, output.shape, grid)
-        return source
+            if (code := getattr(codes, end)) == getattr(made, end):
+                continue
+            name = self.between(f"{output.name}_to_{end}")
+            source = self.add(dataclasses.replace(operation, output=name), output.shape, made)
+            array = np.full((1,) * (len(output.shape) + 1), code, np.int8)
+            constant = Constant(array, Codes(codes.scale, codes.zero_point))
+            operation = Pair((source,), output.name, kind, constant)
+            made = dataclasses.replace(made, **{end: code})
+        return self.add(operation, output.shape, made)
 
     def widened(self, source: str) -> str:
         """Returns the tensor with the values of codes as codes of 16 bits, exactly; adds it once.
