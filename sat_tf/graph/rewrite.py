@@ -287,7 +287,7 @@ def rewritten(
     if processor.native:
         replaceable = [call for call in calls if names is None or call.layer.name in names]
         replacements |= replacements_of_normalizations(
-            replaceable, replacements, tf.nest.flatten(model.outputs), wide=processor.wide
+            replaceable, replacements, tf.nest.flatten(model.outputs), processor.wide
         )
     if not any(replacements.values()):
         return flat
@@ -297,7 +297,7 @@ def rewritten(
     # A layer with several calls has become several layers; those without weights share nothing.
     names = None if annotated is None else first_pass.carried(dict.fromkeys(annotated))
     again = rewritten(first_pass.model, names, processor=processor)
-    fields = again.carried(first_pass.fields) | again.fields
+    fields = {**again.carried(first_pass.fields), **again.fields}
     return again._replace(origins=again.carried(first_pass.origins), fields=fields)
 
 

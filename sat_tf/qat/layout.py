@@ -201,11 +201,9 @@ def quantized_model(
     else:
         annotations = of_layers.carried(annotations)
     if policy.activation_bits and policy.stream_bits:
-        annotations |= {
-            name: LayerConfig(**getattr(annotations[name], "fields", {}) | fields)
-            for name, fields in of_layers.fields.items()
-            if name in annotations
-        }
+        for name in of_layers.fields.keys() & annotations.keys():
+            of_user = getattr(annotations[name], "fields", {})
+            annotations[name] = LayerConfig(**{**of_user, **of_layers.fields[name]})
     placement = place(network, annotations, policy, kernels)
     if problems := non_finite_weights(network):
         raise ModelError(model.name, problems)

@@ -551,15 +551,12 @@ def _of_inputs(
 
 
 def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[int, str], list[str]]:
-    """The linear layers that read a tensor, or an identity behind it, at bits of their own.
-
-    What reads streams as they are has the bits of its own.
-    """
+    """The linear layers that read a tensor, or an identity behind it, at bits of their own."""
     readers: dict[tuple[int, str], list[str]] = {}
     for reader in roles.network.consumers(node.name):
         policy, role = roles.policies[reader.name], roles.of[reader.name]
         as_it_is = is_stream and not policy.requantize_streams
-        bits = policy.stream_bits if as_it_is else policy.activation_bits
+        bits = policy.stream_bits if as_it_is else policy.activation_bits  # not wider than its own
         bits = _BITS_OF_STATES if role is Role.RECURRENCE else bits
         if role in (Role.LINEAR, Role.RECURRENCE) and bits is not None:
             (tensor,) = roles.whole[reader.name].inputs

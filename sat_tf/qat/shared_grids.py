@@ -17,7 +17,6 @@ from sat_tf.core.grid import WIDE_BITS, observed_ends
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import InverseRoot
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat.layout import call_name, inner_layer, maker_of_codes, name_in_front_of_insertions
 from sat_tf.qat.model_class import processor_of
@@ -74,19 +73,21 @@ class SharedGrids:
     @property
     def holders(self) -> Collection[str]:
         """The nodes to be called with a whole batch: those with such grids, until they were."""
-        return {*self._grids}.union(*self._forms.values()) - self._seen.keys() - self._errors.keys()
+        return (self._grids.keys() - self._seen.keys()).union(*self._forms.values())
 
     def look_at(self, node: Node, inputs: Any, made: Any) -> None:
         """Takes in the output of one of the holders on a batch."""
-        for last, exact in self._forms.items():
-            if node.name in exact and last not in self._errors:
-                read = zip(node.inputs, inputs if node.takes_list else [inputs], strict=True)
-                real = [exact.get(name, values) for name, values in read]
-                real = call_unrounded(node, real if node.takes_list else real[0])
-                exact[node.name] = real
-                if node.name == last:
-                    self._errors[last] = float(np.linalg.norm(made - real) / np.linalg.norm(real))
-                    exact.update(dict.fromkeys(exact))
+        for last, exact in [*self._forms.items()]:
+            if node.name not in exact:
+                continue
+            read = zip(node.inputs, inputs if node.takes_list else [inputs], strict=True)
+            known = [exact.get(name, values) for name, values in read]
+            exact[node.name] = call_unrounded(node, known if node.takes_list else known[0])
+            if node.name == last:
+                maker, real = call_name(self._network[next(iter(exact))]), np.asarray(exact[last])
+                error = np.linalg.norm(made - real) / np.maximum(np.linalg.norm(real), 1e-30)
+                self._errors[f"{call_name(node)}, which reads {maker}"] = float(error)
+                del self._forms[last]
         if node.name not in self._grids.keys() - self._seen.keys():
             return
         grid, layer = self._grids[node.name], node.layer
@@ -128,19 +129,15 @@ class SharedGrids:
                     f"{grid.fix}.",
                     CoarseValuesWarning,
                 )
-        coarse = {last: error for last, error in self._errors.items() if error > _LARGEST_ERROR}
-        if coarse:
-            listed = first_ones(
-                f"{call_name(self._network[last])}, which reads "
-                f"{call_name(self._network[next(iter(self._forms[last]))])}: {error:.0%}"
-                for last, error in coarse.items()
-            )
+        off = [f"{n}: {error:.0%}" for n, error in self._errors.items() if error > _LARGEST_ERROR]
+        if off:
             fix = "choose a target with 16 bits between, as 'ethos-u55', or 'litert', with float32"
             if processor_of(self._network.model).wide:
                 fix = "give what they read stream_bits=16 by overrides, or input_type='int16'"
             warn(
                 f"calibrate: normalizations of codes are off by more than {_LARGEST_ERROR:.0%} "
-                f"({listed}), because some rows or channels are much larger than others; {fix}.",
+                f"({first_ones(off)}), because some rows or channels are much larger than others; "
+                f"{fix}.",
                 CoarseValuesWarning,
             )
 
@@ -269,17 +266,18 @@ def _holders(network: Network, node: Node) -> Iterator[str]:
 def _normalizations(network: Network) -> Iterator[tuple[str, dict[str, Any]]]:
     """The last node of each normalization in integers, and its nodes, with what makes its input."""
     for node in network:
-        if not isinstance(inner_layer(node.layer), InverseRoot):
+        native = layer_kinds.native_of(inner_layer(node.layer))
+        if native is None or native.operator != "RSQRT":
             continue
         last = node
-        while last.shape == node.shape:  # from one of Newton's steps to the next
-            last = network.consumers(last.name)[-1]
-        values = next(name for name in last.inputs if network[name].shape == last.shape)
-        combination = layer_kinds.combination_of(inner_layer(network[values].layer))
-        is_centered = combination is Combination.DIFFERENCE
-        source = network[values].inputs[0] if is_centered else values
-        nodes = dict.fromkeys([maker_of_codes(network, source).name])
-        before = network.before(last.name) | {last.name}
+        while last.shape == node.shape and (readers := network.consumers(last.name)):
+            last = readers[-1]  # from one of Newton's steps to the next
+        if layer_kinds.role_of(inner_layer(last.layer)) is not Role.PRODUCT:  # rows of one value
+            continue
+        source, before = network[last.inputs[0]], network.before(last.name) | {last.name}
+        if layer_kinds.combination_of(inner_layer(source.layer)) is Combination.DIFFERENCE:
+            source = network[source.inputs[0]]
+        nodes = dict.fromkeys([maker_of_codes(network, source.name).name])
         for reader in network:
             if reader.name in before and not nodes.keys().isdisjoint(reader.inputs):
                 nodes[reader.name] = None

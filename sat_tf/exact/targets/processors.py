@@ -38,13 +38,11 @@ class Processor:
 
 
 _INTEGERS: dict[str, Any] = {"output_type": "int8", "native": True}
+_WIDE = {**_INTEGERS, "wide": True}
 _ROWS = (
     Processor(name="litert", title="LiteRT's CPU kernels", stores=frozenset({8, 4, 2})),
     Processor(name="micro", title="TFLite Micro"),
-    *(
-        Processor(name=f"ethos-u{u}", title=f"Arm Ethos-U{u}", wide=True, **_INTEGERS)
-        for u in (55, 65, 85)
-    ),
+    *(Processor(name=f"ethos-u{u}", title=f"Arm Ethos-U{u}", **_WIDE) for u in (55, 65, 85)),
     Processor(
         name="int8", title="TFLite's int8 specification", confirmed_by="reference", **_INTEGERS
     ),
