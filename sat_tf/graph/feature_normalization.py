@@ -66,7 +66,8 @@ def replacements_of_normalizations(
         is_output = any(tensor is node.outputs for tensor in outputs)
         is_taken = not is_output and read_by <= nodes and _all_take(call, readers)
         scalings = [] if is_taken else _scalings(call)
-        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings, wide)
+        holds = wide and call.layer.compute_dtype == "float32"  # half precision holds no 16 bits
+        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings, holds)
         if form is None:
             continue
         replacements[id(node)] = form
@@ -175,10 +176,9 @@ def _in_layers(call: OldCall, scalings: list[NewLayer], wide: bool) -> Replaceme
         matrices = add("Reshape", (rows, 1, size), suffix="rows", reads=(values,))
         add("MatrixProduct", True, suffix="squares", reads=(matrices, matrices))
         variance = add("Reshape", (*lengths, 1), suffix="sums")
-    if wide and is_unit:
-        variance = add(Scaling, "x * c", size, suffix="sums")
-    elif not (wide or is_unit):
-        variance = add(Scaling, "x * c", 1.0 / size, suffix="variance")
+    if wide == is_unit:  # a mean for a sum, or the reverse
+        end, factor = ("sums", size) if wide else ("variance", 1.0 / size)
+        variance = add(Scaling, "x * c", factor, suffix=end)
     smallest = _LEAST_SQUARE if is_unit else 0.5 * float(layer.epsilon)
     if not is_unit:
         variance = add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon")

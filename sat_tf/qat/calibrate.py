@@ -324,7 +324,7 @@ def _scores(in_use: Network) -> frozenset[str]:
     ).difference(in_use.outputs)
 
 
-# What 16 bits hold, of what calibration sees unrounded: roots of 8 bits are up to 1.6 times as far.
+# Ranges of 16 bits are larger by this, because products with rounded roots exceed unrounded ones.
 _HEADROOM = 1.25
 # The skew of symmetric ranges in a model that multiplies matrices. A symmetric range ends one code
 # above the lowest of int8, where the file's values end: so do scores that a mask hides, and

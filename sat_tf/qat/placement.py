@@ -40,8 +40,8 @@ _BY_INTEGERS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.AFFINE, Role.RECTIFIE
 _STREAMS = (  # without a rectifier
     *(Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN, Role.MATRIX_PRODUCT),
 )
-# With 16 bits of their own, they make streams of 16, whatever reads these.
-_STREAMS_OF_16 = (Role.AFFINE, Role.MEAN, Role.PRODUCT, Role.SCALING, Role.SUM)
+# A layer of these roles with 16 bits of its own makes a stream of 16, whatever reads it.
+_STREAMS_OF_16 = (Role.MEAN, Role.PRODUCT, Role.SCALING, Role.SUM)
 # Their outputs have the codes of what they read, of their own table, or none.
 _WITHOUT_GRID = (Role.INPUT, Role.MOVEMENT, Role.LOOKUP, Role.OPAQUE)
 _SATURATE_AT_8_BITS = (
@@ -556,7 +556,7 @@ def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[in
     for reader in roles.network.consumers(node.name):
         policy, role = roles.policies[reader.name], roles.of[reader.name]
         as_it_is = is_stream and not policy.requantize_streams
-        bits = policy.stream_bits if as_it_is else policy.activation_bits  # not wider than its own
+        bits = policy.stream_bits if as_it_is else policy.activation_bits
         bits = _BITS_OF_STATES if role is Role.RECURRENCE else bits
         if role in (Role.LINEAR, Role.RECURRENCE) and bits is not None:
             (tensor,) = roles.whole[reader.name].inputs

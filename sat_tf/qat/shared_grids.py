@@ -65,8 +65,7 @@ class SharedGrids:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
         self._network, self._grids = network, {grid.holder: grid for grid in grids}
         self._seen: dict[str, _Seen] = {}
-        # For each normalization, by its last node, the nodes from what it reads on, and their
-        # outputs without rounding while they are needed.
+        # The nodes of each normalization, by the last, with their outputs if nothing were rounded.
         self._forms: dict[str, dict[str, Any]] = dict(_normalizations(network))
         self._errors: dict[str, float] = {}
 

@@ -125,10 +125,7 @@ class GraphBuilder:
         return draft.lower(self, output)
 
     def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
-        """Adds codes of 16 bits, unless they exist, and those of 8 of them, which int8 clips.
-
-        Other ends than those of int8, and than code 0, need a maximum or a minimum.
-        """
+        """Adds codes of 16 bits, unless they exist, and those of 8, between their ends, of them."""
         source = draft.tensor
         if source:
             codes = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)

@@ -225,14 +225,11 @@ def _exact_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) ->
 
 
 def _nearest_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) -> np.ndarray:
-    """Returns the factors, from a half of the largest on, whose multipliers fit 15 bits best.
-
-    That of a mean, whose codes are all alike, is as good as exact then. Equal factors stay equal.
-    """
+    """Returns the factors, from a half of the largest on, whose multipliers fit 15 bits best."""
     units = requantization_multipliers(graph, linear).astype(np.float64)
     candidates = largest_factors - np.arange(np.min(largest_factors) // 2 + 1)[:, np.newaxis]
     errors = np.abs(_in_15_bits(units / candidates) * candidates / units - 1.0)
-    if np.all(largest_factors == largest_factors[0]):
+    if np.all(largest_factors == largest_factors[0]):  # they stay equal
         errors = np.broadcast_to(np.max(errors, axis=1, keepdims=True), errors.shape)
     return np.asarray(largest_factors - np.argmin(errors, axis=0))
 
@@ -240,8 +237,8 @@ def _nearest_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) 
 def _in_15_bits(multipliers: np.ndarray) -> np.ndarray:
     """Returns multipliers as kernels for codes of 16 bits round them."""
     fractions, exponents = np.frexp(multipliers)
-    whole = np.rint(np.ldexp(fractions, _WIDE_MANTISSA))
-    return np.asarray(np.ldexp(whole, exponents - _WIDE_MANTISSA))
+    unit = 2.0**-_WIDE_MANTISSA
+    return np.asarray(np.ldexp(np.rint(fractions / unit) * unit, exponents))
 
 
 @_of_linear

@@ -147,6 +147,12 @@ def test_the_layers_of_16_bits_by_hand(kind):
         np.testing.assert_allclose(np.ravel(found), values, rtol=1e-5, err_msg=name)
 
 
+def test_half_precision_which_does_not_hold_16_bits_keeps_8():
+    values = keras.Input((8,))
+    model = keras.Model(values, L.LayerNormalization(dtype="mixed_float16")(values))
+    assert "MatrixProduct" in _kinds(_in_layers(model, "ethos-u55"))
+
+
 def test_two_steps_make_a_coarse_root_exact():
     """Half of 1 / sqrt(6.25) becomes 0.275, and that 0.3475."""
     layers = _in_layers(_normalized((4,), "rms"), "ethos-u55")
