@@ -130,9 +130,9 @@ class SharedGrids:
                 )
         off = [f"{n}: {error:.0%}" for n, error in self._errors.items() if error > _LARGEST_ERROR]
         if off:
-            fix = "choose a target with 16 bits between, as 'ethos-u55', or 'litert', with float32"
-            if processor_of(self._network.model).wide:
-                fix = "give what they read stream_bits=16 by overrides, or input_type='int16'"
+            is_wide = processor_of(self._network.model).wide
+            fix = "give what they read stream_bits=16 by overrides, or input_type='int16'"
+            fix = fix if is_wide else "choose 'ethos-u55', with 16 bits, or 'litert', with float32"
             warn(
                 f"calibrate: normalizations of codes are off by more than {_LARGEST_ERROR:.0%} "
                 f"({first_ones(off)}), because some rows or channels are much larger than others; "

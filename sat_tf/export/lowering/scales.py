@@ -237,8 +237,7 @@ def _nearest_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) 
 def _in_15_bits(multipliers: np.ndarray) -> np.ndarray:
     """Returns multipliers as kernels for codes of 16 bits round them."""
     fractions, exponents = np.frexp(multipliers)
-    unit = 2.0**-_WIDE_MANTISSA
-    return np.asarray(np.ldexp(np.rint(fractions / unit) * unit, exponents))
+    return np.asarray(np.ldexp(np.rint(fractions * 2**_WIDE_MANTISSA), exponents - _WIDE_MANTISSA))
 
 
 @_of_linear
