@@ -3,10 +3,10 @@
     PYTHONPATH=. python benchmarks/normalized_networks.py
 
 Small transformers, mixers and convolutional networks, not trained, read rows of one scale, of
-several, and with one channel or token much larger than others: for CPUs, with float32 between codes, with
-`int8`, and for Ethos-U, with 16 bits between. Printed are the largest error of a normalization's
-output and the error of the network's, root mean square in percent of the float network's, and how
-many of 100 answers are its own. Half an hour on two cores.
+several, and with one channel or token much larger than others: for CPUs, with float32 between
+codes, with `int8`, and for Ethos-U, with 16 bits between. Printed are the largest error of a
+normalization's output and the error of the network's, root mean square in percent of the float
+network's, and how many of 100 answers are its own. Half an hour on two cores.
 """
 
 from collections.abc import Callable
