@@ -2,11 +2,12 @@
 
     PYTHONPATH=. python benchmarks/normalization.py
 
-First the error of the output of each, root mean square, against the float layer: on rows of one
-scale, on rows whose scales differ by up to 10, and on rows with one channel 20 times as large as
-the others. Codes of 8 bits are fed, whose own error is beside it. Then top-1 of two small mixers of
-characters, calibrated at 8 bits and not trained further: as float networks, with LayerNormalization
-in float32 for CPUs, and in integers. At last the latency of these two files and of one with
+First the error of the output of each, root mean square, against the float layer, with 8 bits (int8)
+and with 16 between (Ethos-U): on rows of one scale, on rows whose scales differ by up to 10, and on
+rows with one channel 20 times as large as the others. Codes of 8 bits are fed, whose own error is
+beside it. Then top-1 of two small mixers of characters, calibrated at 8 bits and not trained
+further: as float networks, with LayerNormalization in float32 for CPUs, and in integers of 8 bits
+and of 16. At last the latency of these two files and of one with
 BatchNormalization, with XNNPACK on one thread, of a small mixer and a larger one: the median of
 100 runs by turns. Ten minutes on two cores.
 """
@@ -27,6 +28,7 @@ import sat_tf
 from sat_tf.graph.operation_layers import RMSNormalization
 
 L = keras.layers
+_TARGETS = ("litert", "int8", "ethos-u55")
 _WIDTHS, _SEEDS = (16, 64, 256, 768), (0, 1)
 _CLASSES, _EPOCHS, _BATCH, _RATE = 60, 12, 128, 3e-3
 _SIDE, _CHANNELS, _BLOCKS = 6, 48, 3
@@ -46,12 +48,12 @@ def _rows(width: int) -> dict[str, np.ndarray]:
     return {"one scale": rows, "scales of 0.1 to 1": rows * scales, "outlier": rows * outlier}
 
 
-def _errors(kind: str, rows: np.ndarray) -> tuple[float, float]:
+def _errors(kind: str, rows: np.ndarray, target: str) -> tuple[float, float]:
     """The errors of the output in integers, and of the float layer of codes, in percent."""
     width = rows.shape[1]
     values, norm = keras.Input((width,)), _NORMS[kind](name="norm")
     model = keras.Model(values, L.Dense(2)(norm(values)))
-    policy = sat_tf.BitPolicy.mobile(8, target="int8", input_type="int8")
+    policy = sat_tf.BitPolicy.mobile(8, target=target, input_type="int8")
     quantized = sat_tf.quantize_model(model, policy)
     sat_tf.calibrate(quantized, rows[:512], progress=False)
     codes = quantized.layers[1].output
@@ -85,7 +87,7 @@ def _calibrated(model: keras.Model, target: str, images: np.ndarray) -> keras.Mo
 
 
 def _accuracies(seed: int) -> list[float]:
-    """Top-1 in percent: float, with the normalization in float32, and in integers."""
+    """Top-1 in percent: float, with the normalization in float32, and in integers of both."""
     data = load_glyphs(num_classes=_CLASSES, train_per_class=64, test_per_class=64)
     images, labels = data.train_images.astype(np.float32), data.train_labels
     test_images = data.test_images.astype(np.float32)
@@ -96,7 +98,7 @@ def _accuracies(seed: int) -> list[float]:
     model.compile(keras.optimizers.legacy.Adam(decay), loss)
     model.fit(images, labels, batch_size=_BATCH, epochs=_EPOCHS, verbose=0)
     seen = np.random.default_rng(0).permutation(len(images))[:512]
-    models = [model, *(_calibrated(model, target, images[seen]) for target in ("litert", "int8"))]
+    models = [model, *(_calibrated(model, target, images[seen]) for target in _TARGETS)]
     answers = [each.predict(test_images, verbose=0).argmax(-1) for each in models]
     return [100.0 * float(np.mean(answer == data.test_labels)) for answer in answers]
 
@@ -129,11 +131,14 @@ def main(arguments: list[str]) -> None:
     for kind in _NORMS:
         for width in _WIDTHS:
             for name, rows in _rows(width).items():
-                found, read = _errors(kind, rows.astype(np.float32))
-                print(f"{kind}, {width} values, {name}: {found:.1f} %, of its codes {read:.1f} %")
+                pairs = [_errors(kind, rows.astype(np.float32), target) for target in _TARGETS[1:]]
+                (found, read), (wide, _) = pairs
+                errors = f"8 bits {found:.1f} %, 16 {wide:.1f} %, the codes {read:.1f} %"
+                print(f"{kind}, {width} values, {name}: {errors}")
     for seed in _SEEDS:
-        plain, in_float, in_integers = _accuracies(seed)
-        print(f"seed {seed}: {plain:.2f} float, {in_float:.2f} in float32, {in_integers:.2f}")
+        plain, in_float, *in_integers = _accuracies(seed)
+        shares = ", ".join(f"{share:.2f}" for share in in_integers)
+        print(f"seed {seed}: {plain:.2f} float, {in_float:.2f} in float32, {shares} with 8 and 16")
     for side, channels in ((_SIDE, _CHANNELS), (14, 192)):
         times = _latencies(side, channels)
         words = ", ".join(f"{form} {time:.3f} ms" for form, time in times.items())

@@ -4,6 +4,7 @@ A normalization gives y = γ n + β, n = d / sqrt(mean d² + ε), where d is x, 
 it. A linear layer that reads y reads n instead: W y + b = (W γ) n + (b + W β).
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,10 +26,10 @@ from sat_tf.graph.operations.operation import (
 )
 
 L = keras.layers
-# The type where others compute in float16, in which sums of squares are infinite.
-_FLOAT32 = {"dtype": "float32"}
 # The most squares of codes of 8 bits whose sum fits into 32 bits: 255² · 2¹⁵ < 2³¹.
 _MOST_VALUES = 2**15
+# The fields of layers with codes of 16 bits, and the steps that a root of 8 takes to become one.
+_OF_16_BITS, _STEPS = {"activation_bits": 16, "stream_bits": 16}, 2
 # The least Σ x² that a UnitNormalization divides by, in both Kerases.
 _LEAST_SQUARE = 1e-12
 # Settings that weights have of their own.
@@ -40,12 +41,16 @@ _OF_WEIGHTS = [
 
 
 def replacements_of_normalizations(
-    calls: Sequence[OldCall], remaining: Mapping[int, Replacement | None], outputs: Sequence[Any]
+    calls: Sequence[OldCall],
+    remaining: Mapping[int, Replacement | None],
+    outputs: Sequence[Any],
+    wide: bool,
 ) -> dict[int, Replacement]:
     """The replacements of normalizations, and of linear layers that take their γ and β.
 
     They have the identities of the calls' nodes. A normalization waits for the `remaining` ones, of
-    other calls: attention becomes linear layers first. `outputs` are those of the model.
+    other calls: attention becomes linear layers first. `outputs` are those of the model; `wide`
+    ones have codes of 16 bits.
     """
     replacements: dict[int, Replacement] = {}
     nodes = {id(call.node) for call in calls}
@@ -61,7 +66,8 @@ def replacements_of_normalizations(
         is_output = any(tensor is node.outputs for tensor in outputs)
         is_taken = not is_output and read_by <= nodes and _all_take(call, readers)
         scalings = [] if is_taken else _scalings(call)
-        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings)
+        holds = wide and call.layer.compute_dtype == "float32"  # half precision holds no 16 bits
+        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings, holds)
         if form is None:
             continue
         replacements[id(node)] = form
@@ -143,37 +149,55 @@ def _scalings(call: OldCall) -> list[NewLayer] | None:
 # -- forms in integers -----------------------------------------------------------------------------
 
 
-def _in_layers(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
+def _in_layers(call: OldCall, scalings: list[NewLayer], wide: bool) -> Replacement | None:
     """The layers of a normalization of the last axis: d / sqrt(Σ d² / n + ε) · γ + β.
 
-    A UnitNormalization divides by sqrt(max(Σ x², ε)). A product of matrices adds up the squares,
-    because it does not round each of them to 8 bits: next to that of an outlier, all others would
-    become 0.
+    A UnitNormalization divides by sqrt(max(Σ x², ε)). With 8 bits, a product of matrices adds up
+    the squares, because it does not round each of them: next to that of an outlier, all others
+    would become 0. With 16, they are a product and a mean. RSQRT has 8 bits on NPUs, and Newton's
+    steps, r · (3 - v r²) / 2, make its root as exact as 16.
     """
     layer, tensor = call.layer, call.node.call_args[0]
     *outer, size = tensor.shape[1:]
     if size is None or size > _MOST_VALUES or outer.count(None) > 1:
         return None
-    lengths = [length or -1 for length in outer]
-    rows = -1 if None in outer else math.prod(lengths)
+    is_unit, last = type(layer) is L.UnitNormalization, "normalized" if scalings else ""
     layers, values = NewLayers(), 0
+    add = functools.partial(layers.add, dtype="float32", fields=_OF_16_BITS if wide else {})
     if type(layer) is L.LayerNormalization:
-        mean = layers.add("ChannelMean", suffix="mean")
-        values = layers.add("Subtract", suffix="centered", reads=(0, mean))
-    matrices = layers.add("Reshape", (rows, 1, size), suffix="rows", reads=(values,), **_FLOAT32)
-    layers.add("MatrixProduct", True, suffix="squares", reads=(matrices, matrices), **_FLOAT32)
-    layers.add("Reshape", (*lengths, 1), suffix="sums", **_FLOAT32)
-    smallest = _LEAST_SQUARE
-    if type(layer) is not L.UnitNormalization:
-        layers.add(Scaling, "x * c", 1.0 / size, suffix="variance", **_FLOAT32)
-        layers.add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon", **_FLOAT32)
-        smallest = 0.5 * float(layer.epsilon)
-    root = layers.add("InverseRoot", smallest, suffix="inverse_root", **_FLOAT32)
-    layers.add("Multiply", suffix="normalized" if scalings else "", reads=(values, root))
+        mean = add("ChannelMean", suffix="mean")
+        values = add("Subtract", suffix="centered", reads=(0, mean))
+    if wide:
+        add("Multiply", suffix="squares", reads=(values, values))
+        variance = add("ChannelMean", suffix="variance")
+    else:
+        lengths = [length or -1 for length in outer]
+        rows = -1 if None in outer else math.prod(lengths)
+        matrices = add("Reshape", (rows, 1, size), suffix="rows", reads=(values,))
+        add("MatrixProduct", True, suffix="squares", reads=(matrices, matrices))
+        variance = add("Reshape", (*lengths, 1), suffix="sums")
+    if wide == is_unit:  # a mean for a sum, or the reverse
+        end, factor = ("sums", size) if wide else ("variance", 1.0 / size)
+        variance = add(Scaling, "x * c", factor, suffix=end)
+    smallest = _LEAST_SQUARE if is_unit else 0.5 * float(layer.epsilon)
+    if not is_unit:
+        variance = add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon")
+    if wide:  # the same values, which are never below 0, with 8 bits
+        add("ReLU", suffix="coarse", fields={})
+    root = add("InverseRoot", smallest, suffix="inverse_root", fields={})
+    for _ in range(_STEPS if wide else 0):
+        once = add("Multiply", suffix="once", reads=(variance, root))
+        add("Multiply", suffix="twice", reads=(once, root))
+        add("ReLU", 3.0, suffix="ratio")
+        add(Scaling, "x * c", -0.5, suffix="half")
+        add(Scaling, "x + c", 1.5, suffix="rest")
+        step = add("ReLU", 1.5, suffix="step")
+        root = add("Multiply", suffix="root", reads=(root, step))
+    add("Multiply", suffix=last, reads=(values, root))
     return Replacement([tensor], [*layers, *scalings])
 
 
-def _in_groups(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
+def _in_groups(call: OldCall, scalings: list[NewLayer], _wide: bool) -> Replacement | None:
     """The layers of a GroupNormalization: a LayerNormalization of the values of each group."""
     layer, tensor = call.layer, call.node.call_args[0]
     shape, groups = tuple(tensor.shape[1:]), int(call.layer.groups)
@@ -199,7 +223,7 @@ def _in_groups(call: OldCall, scalings: list[NewLayer]) -> Replacement | None:
 
 
 # Finds the form of a call, which ends in the layers for γ and β, by the class of its layer.
-_FORMS: dict[type, Callable[[OldCall, list[NewLayer]], Replacement | None]] = {
+_FORMS: dict[type, Callable[[OldCall, list[NewLayer], bool], Replacement | None]] = {
     L.GroupNormalization: _in_groups,
     L.LayerNormalization: _in_layers,
     L.UnitNormalization: _in_layers,

@@ -120,6 +120,7 @@ class Flattened(NamedTuple):
 
     model: keras.Model
     origins: dict[str, str]  # For each of its layers, the path of the layer in the given model.
+    fields: Mapping[str, Mapping[str, Any]] = {}  # The `NewLayer.fields`, by the layers' names.
 
     def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Renames values by layers of the given model: their keys become the flat model's names."""

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -287,17 +287,18 @@ def rewritten(
     if processor.native:
         replaceable = [call for call in calls if names is None or call.layer.name in names]
         replacements |= replacements_of_normalizations(
-            replaceable, replacements, tf.nest.flatten(model.outputs)
+            replaceable, replacements, tf.nest.flatten(model.outputs), processor.wide
         )
     if not any(replacements.values()):
         return flat
     rewriter = _Rewriter(model, calls, replacements)
-    new = Flattened(rewriter.model(), rewriter.origins)
+    new = Flattened(rewriter.model(), rewriter.origins, rewriter.fields)
     first_pass = new._replace(origins=new.carried(flat.origins))
     # A layer with several calls has become several layers; those without weights share nothing.
     names = None if annotated is None else first_pass.carried(dict.fromkeys(annotated))
     again = rewritten(first_pass.model, names, processor=processor)
-    return again._replace(origins=again.carried(first_pass.origins))
+    fields = {**again.carried(first_pass.fields), **again.fields}
+    return again._replace(origins=again.carried(first_pass.origins), fields=fields)
 
 
 class _Rewriter:
@@ -308,6 +309,7 @@ class _Rewriter:
         self.replacements = replacements
         self.names = {layer.name for layer in model.layers}
         self.origins: dict[str, str] = {}
+        self.fields: dict[str, Mapping[str, Any]] = {}
         self.layers: dict[int, list[keras.layers.Layer]] = {}
         self.made: dict[int, Any] = {}
         # The call that each tensor comes from, made when something needs the tensor: nothing needs
@@ -376,6 +378,7 @@ class _Rewriter:
                         continue
                     name = self._name(new.suffix, call.layer.name)
                     new_layers.append(new.layer(name=name, dtype=call.dtype))
+                    self.fields |= {new_layers[-1].name: new.fields} if new.fields else {}
             for layer in new_layers:
                 layer.trainable = call.layer.trainable
                 self.origins[layer.name] = call.layer.name

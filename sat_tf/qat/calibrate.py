@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.core.grid import WIDE_BITS
 from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.activations import REACHES
@@ -234,6 +235,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         layer_kinds.role_of(inner_layer(node.layer)) is Role.MATRIX_PRODUCT for node in in_use
     )
     scores = _scores(in_use) if multiplies else frozenset()
+    narrows = any(getattr(clipping_quantizer(n.layer), "num_bits", 8) == WIDE_BITS for n in in_use)
 
     def sampled(node: Node, input_parts: Iterator[Any]) -> Parts:
         quantizer = clipping_quantizer(node.layer)
@@ -272,7 +274,9 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                 layer = network[name].layer
                 quantizer = layer.quantize_config.output
                 best = quantizer.best_range(sample.sampled)
-                fills_int8 = name in scores or (multiplies and quantizer.num_bits == 8)
+                if quantizer.num_bits == WIDE_BITS:
+                    best[CLIPPING_LEVEL] = quantizer.ceiling or _HEADROOM * best[CLIPPING_LEVEL]
+                fills_int8 = name in scores or ((multiplies or narrows) and quantizer.num_bits == 8)
                 if fills_int8 and best.get(SKEW) == 0.0:
                     best[SKEW] = _TO_THE_END
                 for of, value in best.items():
@@ -324,6 +328,8 @@ def _scores(in_use: Network) -> frozenset[str]:
     ).difference(in_use.outputs)
 
 
+# Ranges of 16 bits are larger by this, because products with rounded roots exceed unrounded ones.
+_HEADROOM = 1.25
 # The skew of symmetric ranges in a model that multiplies matrices. A symmetric range ends one code
 # above the lowest of int8, where the file's values end: so do scores that a mask hides, and
 # attention would pass a code that differs on to all places of a sequence.

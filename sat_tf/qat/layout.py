@@ -23,7 +23,7 @@ from sat_tf.graph.network import (
 )
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import LayerMessage, ModelError, first_ones, warn
-from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import (
     BORDER_FIX,
     AnotherBorderWarning,
@@ -204,6 +204,10 @@ def quantized_model(
         annotations = {n.layer.name: None for n in network if not isinstance(n.layer, skipped)}
     else:
         annotations = of_layers.carried(annotations)
+    if policy.activation_bits and policy.stream_bits:
+        for name in of_layers.fields.keys() & annotations.keys():
+            of_user = getattr(annotations[name], "fields", {})
+            annotations[name] = LayerConfig(**{**of_user, **of_layers.fields[name]})
     placement = place(network, annotations, policy, kernels)
     if problems := non_finite_weights(network) or _short_weights(network, placement):
         raise ModelError(model.name, problems)

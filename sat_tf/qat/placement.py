@@ -40,6 +40,8 @@ _BY_INTEGERS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.AFFINE, Role.RECTIFIE
 _STREAMS = (  # without a rectifier
     *(Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN, Role.MATRIX_PRODUCT),
 )
+# A layer of these roles with 16 bits of its own makes a stream of 16, whatever reads it.
+_STREAMS_OF_16 = (Role.MEAN, Role.PRODUCT, Role.SCALING, Role.SUM)
 # Their outputs have the codes of what they read, of their own table, or none.
 _WITHOUT_GRID = (Role.INPUT, Role.MOVEMENT, Role.LOOKUP, Role.OPAQUE)
 _SATURATE_AT_8_BITS = (
@@ -313,8 +315,9 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     linear = (reader for reader, demand in by_reader if reader and demand == "linear")
     readers = [roles.policies[reader] for reader in linear]
     bits = max((policy.activation_bits or 0 for policy in readers), default=0)
-    if bits == WIDE_BITS and stream_bits and not floats:  # whatever else reads it
-        return _Grid(bits, is_stream=True)
+    makes_wide = role in _STREAMS_OF_16 and stream_bits == WIDE_BITS
+    if (bits == WIDE_BITS or makes_wide) and stream_bits and not floats:  # whatever else reads it
+        return _Grid(WIDE_BITS, is_stream=True)
     if kinds == {"linear"} and not (saturates and roles.ranges.is_negative(name)):
         as_it_is = not all(policy.requantize_streams for policy in readers)
         is_stream = role in _STREAMS and not layer_kinds.rectifies(node.layer)
@@ -365,7 +368,7 @@ def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantiz
         is_linear = roles.of[node.name] is Role.LINEAR
         if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
             return True
-        for name in node.inputs:
+        for name in () if is_linear else node.inputs:  # it reads what has its own bits
             maker = roles.network[roles.origin(name)]
             if maker.name in seen or roles.of[maker.name] is Role.OPAQUE:
                 continue
@@ -558,9 +561,10 @@ def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[in
     readers: dict[tuple[int, str], list[str]] = {}
     for reader in roles.network.consumers(node.name):
         policy, role = roles.policies[reader.name], roles.of[reader.name]
-        bits = _BITS_OF_STATES if role is Role.RECURRENCE else policy.activation_bits
         as_it_is = is_stream and not policy.requantize_streams
-        if role in (Role.LINEAR, Role.RECURRENCE) and bits is not None and not as_it_is:
+        bits = policy.stream_bits if as_it_is else policy.activation_bits
+        bits = _BITS_OF_STATES if role is Role.RECURRENCE else bits
+        if role in (Role.LINEAR, Role.RECURRENCE) and bits is not None:
             (tensor,) = roles.whole[reader.name].inputs
             readers.setdefault((bits, tensor), []).append(reader.name)
     return readers

@@ -18,12 +18,16 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones, warn
-from sat_tf.qat.layout import call_name, inner_layer, name_in_front_of_insertions
+from sat_tf.qat.layout import call_name, inner_layer, maker_of_codes, name_in_front_of_insertions
+from sat_tf.qat.model_class import processor_of
+from sat_tf.qat.walk import call_unrounded
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quantizer
 from sat_tf.quantizers.values import COUNT, ENDS
 
 _CODES_OF_INT8 = 256
+# The root mean square error of a normalization, as a share of its output, from which on it is told.
+_LARGEST_ERROR = 0.05
 # The units in the last place that a level may move until float32 has the ends of its scale.
 _MOST_UNITS = 64
 
@@ -61,15 +65,29 @@ class SharedGrids:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
         self._network, self._grids = network, {grid.holder: grid for grid in grids}
         self._seen: dict[str, _Seen] = {}
+        # The nodes of each normalization, by the last, with their outputs if nothing were rounded.
+        self._forms: dict[str, dict[str, Any]] = dict(_normalizations(network))
+        self._errors: dict[str, float] = {}
 
     @property
     def holders(self) -> Collection[str]:
         """The nodes to be called with a whole batch: those with such grids, until they were."""
-        return self._grids.keys() - self._seen.keys()
+        return (self._grids.keys() - self._seen.keys()).union(*self._forms.values())
 
     def look_at(self, node: Node, inputs: Any, made: Any) -> None:
         """Takes in the output of one of the holders on a batch."""
-        if node.name not in self.holders:
+        for last, exact in [*self._forms.items()]:
+            if node.name not in exact:
+                continue
+            read = zip(node.inputs, inputs if node.takes_list else [inputs], strict=True)
+            known = [exact.get(name, values) for name, values in read]
+            exact[node.name] = call_unrounded(node, known if node.takes_list else known[0])
+            if node.name == last:
+                maker, real = call_name(self._network[next(iter(exact))]), np.asarray(exact[last])
+                error = np.linalg.norm(made - real) / np.maximum(np.linalg.norm(real), 1e-30)
+                self._errors[f"{call_name(node)}, which reads {maker}"] = float(error)
+                del self._forms[last]
+        if node.name not in self._grids.keys() - self._seen.keys():
             return
         grid, layer = self._grids[node.name], node.layer
         real, step = np.asarray(layer.before_quantization(inputs)), None
@@ -110,6 +128,17 @@ class SharedGrids:
                     f"{grid.fix}.",
                     CoarseValuesWarning,
                 )
+        off = [f"{n}: {error:.0%}" for n, error in self._errors.items() if error > _LARGEST_ERROR]
+        if off:
+            is_wide = processor_of(self._network.model).wide
+            fix = "give what they read stream_bits=16 by overrides, or input_type='int16'"
+            fix = fix if is_wide else "choose 'ethos-u55', with 16 bits, or 'litert', with float32"
+            warn(
+                f"calibrate: normalizations of codes are off by more than {_LARGEST_ERROR:.0%} "
+                f"({first_ones(off)}), because some rows or channels are much larger than others; "
+                f"{fix}.",
+                CoarseValuesWarning,
+            )
 
 
 def give_inputs_their_grids(network: Network) -> None:
@@ -231,6 +260,27 @@ def _holders(network: Network, node: Node) -> Iterator[str]:
         layer: keras.layers.Layer = inner_layer(reader.layer)
         if layer_kinds.rectifies(layer) or layer_kinds.role_of(layer) is Role.IDENTITY:
             yield from _holders(network, reader)
+
+
+def _normalizations(network: Network) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The last node of each normalization in integers, and its nodes, with what makes its input."""
+    for node in network:
+        native = layer_kinds.native_of(inner_layer(node.layer))
+        if native is None or native.operator != "RSQRT":
+            continue
+        last = node
+        while last.shape == node.shape and (readers := network.consumers(last.name)):
+            last = readers[-1]  # from one of Newton's steps to the next
+        if layer_kinds.role_of(inner_layer(last.layer)) is not Role.PRODUCT:  # rows of one value
+            continue
+        source, before = network[last.inputs[0]], network.before(last.name) | {last.name}
+        if layer_kinds.combination_of(inner_layer(source.layer)) is Combination.DIFFERENCE:
+            source = network[source.inputs[0]]
+        nodes = dict.fromkeys([maker_of_codes(network, source.name).name])
+        for reader in network:
+            if reader.name in before and not nodes.keys().isdisjoint(reader.inputs):
+                nodes[reader.name] = None
+        yield last.name, nodes
 
 
 def _outputs(network: Network) -> Iterator[_Grid]:

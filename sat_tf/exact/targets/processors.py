@@ -18,6 +18,7 @@ class Processor:
     # Whether it is an NPU, which computes functions, pools and resizing by integer operators of its
     # own, and leaves unknown operators to the CPU.
     native: bool = False
+    wide: bool = False  # Whether an NPU also computes with codes of 16 bits.
     # Whether programs have its files compiled in, and kernels may be tables of values.
     on_microcontrollers: bool = False
     # For a specification, which many processors follow: the runtime that computes it, in every
@@ -39,10 +40,11 @@ class Processor:
 
 
 _INTEGERS: dict[str, Any] = {"output_type": "int8", "native": True}
+_WIDE = {**_INTEGERS, "wide": True}
 _ROWS = (
     Processor(name="litert", title="LiteRT's CPU kernels", stores=frozenset({8, 4, 2})),
     Processor(name="micro", title="TFLite Micro", on_microcontrollers=True),
-    *(Processor(name=f"ethos-u{u}", title=f"Arm Ethos-U{u}", **_INTEGERS) for u in (55, 65, 85)),
+    *(Processor(name=f"ethos-u{u}", title=f"Arm Ethos-U{u}", **_WIDE) for u in (55, 65, 85)),
     Processor(
         name="int8", title="TFLite's int8 specification", confirmed_by="reference", **_INTEGERS
     ),

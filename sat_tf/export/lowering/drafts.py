@@ -130,20 +130,30 @@ class GraphBuilder:
         return draft.lower(self, output)
 
     def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
-        """Adds codes of 16 bits, which kernels make that read them, and those of 8 of them.
-
-        Only the ends of int8, of those of 16 bits, or code 0, clip the codes of 8 bits.
-        """
-        fine, is_rectified = draft.finer(codes), codes.lowest == codes.zero_point
-        is_whole = fine.real_range[0] > codes.real_range[0] - codes.real_scale / 2.0
-        if codes.highest != 127 or not (codes.lowest == -128 or is_rectified or is_whole):
-            raise ValueError(
-                f"{output.name}: received codes of fewer than 8 bits of a layer that reads 16, "
-                "expected 8; give the layers that read it activation_bits=8."
+        """Adds codes of 16 bits, unless they exist, and those of 8, between their ends, of them."""
+        source = draft.tensor
+        if source:
+            codes = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
+        else:
+            fine = dataclasses.replace(
+                output, name=self.between(f"{output.name}_wide"), codes=draft.finer(codes)
             )
-        name = self.between(f"{output.name}_wide")
-        source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
-        return self.add(Requantize((source,), output.name), output.shape, codes)
+            source = draft.lower(self, fine)
+        grid, made = self.tensors[source].codes, codes.whole
+        # Where codes of 16 bits end above the lowest code, nothing is below it.
+        if grid and grid.real_range[0] > codes.real_range[0] - codes.real_scale / 2.0:
+            made = dataclasses.replace(made, lowest=codes.lowest)
+        operation: Operation = Requantize((source,), output.name)
+        for kind, end in ((Pointwise.MAXIMUM, "lowest"), (Pointwise.MINIMUM, "highest")):
+            if (code := getattr(codes, end)) == getattr(made, end):
+                continue
+            name = self.between(f"{output.name}_to_{end}")
+            source = self.add(dataclasses.replace(operation, output=name), output.shape, made)
+            array = np.full((1,) * (len(output.shape) + 1), code, np.int8)
+            constant = Constant(array, Codes(codes.scale, codes.zero_point))
+            operation = Pair((source,), output.name, kind, constant)
+            made = dataclasses.replace(made, **{end: code})
+        return self.add(operation, output.shape, made)
 
     def widened(self, source: str) -> str:
         """Returns the tensor with the values of codes as codes of 16 bits, exactly; adds it once.

@@ -187,6 +187,8 @@ def upscale(graph: Graph) -> Graph:
             factors = _exact_factors(graph, linear, factors)
         elif linear.shares_scale or size >= _LARGE_NETWORK:
             factors = np.full_like(factors, np.min(factors))
+        if is_wide and not linear.is_product:
+            factors = _nearest_factors(graph, linear, factors)
         kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
         return dataclasses.replace(linear, kernel=kernel, scales=linear.scales / factors)
 
@@ -220,6 +222,22 @@ def _exact_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) ->
         is_better = (score[0] < best[0]) | ((score[0] == best[0]) & (score[1] < best[1]))
         factors, best = np.where(is_better, candidates, factors), np.where(is_better, score, best)
     return factors
+
+
+def _nearest_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) -> np.ndarray:
+    """Returns the factors, from a half of the largest on, whose multipliers fit 15 bits best."""
+    units = requantization_multipliers(graph, linear).astype(np.float64)
+    candidates = largest_factors - np.arange(np.min(largest_factors) // 2 + 1)[:, np.newaxis]
+    errors = np.abs(_in_15_bits(units / candidates) * candidates / units - 1.0)
+    if np.all(largest_factors == largest_factors[0]):  # they stay equal
+        errors = np.broadcast_to(np.max(errors, axis=1, keepdims=True), errors.shape)
+    return np.asarray(largest_factors - np.argmin(errors, axis=0))
+
+
+def _in_15_bits(multipliers: np.ndarray) -> np.ndarray:
+    """Returns multipliers as kernels for codes of 16 bits round them."""
+    fractions, exponents = np.frexp(multipliers)
+    return np.asarray(np.ldexp(np.rint(fractions * 2**_WIDE_MANTISSA), exponents - _WIDE_MANTISSA))
 
 
 @_of_linear
@@ -283,9 +301,7 @@ def _rounded(graph: Graph, linear: Linear) -> Linear:
     scales = np.minimum(linear.scales, largest).astype(np.float32)
     if output.bits == WIDE and not linear.is_product:
         ratio = float(output.scale) / source
-        fractions, exponents = np.frexp(scales / ratio)
-        whole = np.rint(np.ldexp(fractions, _WIDE_MANTISSA))
-        scales = (np.ldexp(whole, exponents - _WIDE_MANTISSA) * ratio).astype(np.float32)
+        scales = (_in_15_bits(scales / ratio) * ratio).astype(np.float32)
     units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
     bias = np.rint(linear.bias / units).astype(int)
     rounded = dataclasses.replace(linear, scales=scales, bias=bias)

@@ -5,7 +5,7 @@ the rows too; functions of rows take its module as an argument.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,8 @@ class NewLayer:
     # The number of the layer of the replacement, from 0 on, that this is another call of; None for
     # a layer of its own.
     again: int | None = None
+    # The fields of a `LayerConfig` that it has in any policy with integer streams.
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +123,7 @@ def new_layer(
     suffix: str = "",
     reads: tuple[int, ...] | None = None,
     weights: Sequence[Any] = (),
+    fields: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> NewLayer:
     """A layer of a class, by its arguments."""
@@ -129,7 +132,7 @@ def new_layer(
         factory = layer_class(layer) if isinstance(layer, str) else layer
         return factory(*args, **options | settings)
 
-    return NewLayer(make, suffix, weights, reads)
+    return NewLayer(make, suffix, weights, reads, fields=fields or {})
 
 
 class NewLayers(list[NewLayer]):

@@ -1,5 +1,6 @@
 """Normalizations over features: integers to the end where a processor has functions of its own."""
 
+import warnings
 from functools import partial
 
 import keras as keras3  # noqa: TID251 -- both Kerases have normalizations
@@ -16,6 +17,7 @@ from sat_tf.graph.operation_layers import InverseRoot, RMSNormalization
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.keras3 import operations
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.shared_grids import CoarseValuesWarning
 from tests.export.proofs import calibrated, proved
 from tests.reference import normalized
 
@@ -43,8 +45,8 @@ CLASSES = {
 }
 
 
-def _in_layers(model):
-    return rewritten(model, processor=PROCESSORS["int8"]).model
+def _in_layers(model, target="int8"):
+    return rewritten(model, processor=PROCESSORS[target]).model
 
 
 def _kinds(model):
@@ -123,6 +125,50 @@ def test_the_layers_of_a_row_by_hand(kind):
     np.testing.assert_allclose(model(row), [expected["norm"]], rtol=1e-6)
 
 
+# Of the same rows: what each layer of the form of 16 bits gives.
+WIDE_BY_HAND = {
+    "layer": {"squares": [9, 1, 1, 9], "variance": [5], "epsilon": [6.25], "coarse": [6.25]},
+    "rms": {"squares": [9, 1, 1, 9], "variance": [5], "epsilon": [6.25], "coarse": [6.25]},
+    "unit": {"squares": [4, 16, 16, 64], "variance": [25], "sums": [100], "coarse": [100]},
+}
+
+
+@pytest.mark.parametrize("kind", WIDE_BY_HAND)
+def test_the_layers_of_16_bits_by_hand(kind):
+    settings, weights, row, expected = BY_HAND[kind]
+    model = _normalized((4,), kind, **settings)
+    model.get_layer("norm").set_weights([np.float32(array) for array in weights])
+    layers, row = _in_layers(model, "ethos-u55"), np.float32([row])
+    exact = {f"norm_{name}": values for name, values in WIDE_BY_HAND[kind].items()}
+    root = expected.get("norm_inverse_root", [0.4])[0]
+    exact |= {"norm_once": [1.0 / root], "norm_ratio": [1.0], "norm_step": [1.0]}
+    for name, values in {**exact, "norm_root_": [root], "norm": expected["norm"]}.items():
+        found = keras.Model(layers.input, layers.get_layer(name).output)(row)
+        np.testing.assert_allclose(np.ravel(found), values, rtol=1e-5, err_msg=name)
+
+
+def test_half_precision_which_does_not_hold_16_bits_keeps_8():
+    values = keras.Input((8,))
+    model = keras.Model(values, L.LayerNormalization(dtype="mixed_float16")(values))
+    assert "MatrixProduct" in _kinds(_in_layers(model, "ethos-u55"))
+
+
+def test_two_steps_make_a_coarse_root_exact():
+    """Half of 1 / sqrt(6.25) becomes 0.275, and that 0.3475."""
+    layers = _in_layers(_normalized((4,), "rms"), "ethos-u55")
+    get = layers.get_layer
+    variance, root = keras.Input((1,)), keras.Input((1,))
+    refined = root
+    for end in ("", "_"):
+        product = get(f"norm_twice{end}")([get(f"norm_once{end}")([variance, refined]), refined])
+        rest = get(f"norm_rest{end}")(get(f"norm_half{end}")(get(f"norm_ratio{end}")(product)))
+        refined = get(f"norm_root{end}")([refined, get(f"norm_step{end}")(rest)])
+    steps = keras.Model([variance, root], refined)
+    found = steps([np.float32([[6.25], [6.25], [6.25]]), np.float32([[0.2], [0.38], [0.4]])])
+    np.testing.assert_allclose(found[:, 0], [0.3475, 0.4, 0.4], rtol=1e-3)
+
+
+@pytest.mark.parametrize("target", ["int8", "ethos-u55"])
 @pytest.mark.parametrize(
     ("kind", "shape", "settings"),
     [
@@ -143,15 +189,17 @@ def test_the_layers_of_a_row_by_hand(kind):
     ],
     ids=str,
 )
-def test_the_layers_compute_what_the_normalization_does(kind, shape, settings):
+def test_the_layers_compute_what_the_normalization_does(kind, shape, settings, target):
+    settings = dict(settings)
     groups = settings.pop("groups", None)
     if groups is None:
         model = _normalized(shape, kind, **settings)
     else:
         x = keras.Input(shape)
         model = keras.Model(x, L.GroupNormalization(groups, **settings)(x))
-    layers = _in_layers(model)
-    assert {"MatrixProduct", "InverseRoot"} <= {*_kinds(layers)}
+    layers = _in_layers(model, target)
+    assert "InverseRoot" in _kinds(layers)
+    assert ("MatrixProduct" in _kinds(layers)) == (target == "int8")
     assert CLASSES[kind] not in _kinds(layers)
     assert layers.output_shape == model.output_shape
     x = RNG.normal(1.0, 2.0, (3, *(size or 6 for size in shape))).astype(np.float32)
@@ -242,6 +290,8 @@ def _quantized(of, target, bits=8, **settings):
     return calibrated(_network(of, **settings), policy, IMAGES.astype(np.float32))
 
 
+# The operators of the form of 16 bits, and of 8.
+WIDE = {"CONV_2D", "DEPTHWISE_CONV_2D", "QUANTIZE", "RSQRT", "MUL"}
 OPERATORS = {
     "layer": {"CONV_2D", "SUB", "RESHAPE", "BATCH_MATMUL", "DEPTHWISE_CONV_2D", "RSQRT", "MUL"},
     "rms": {"RESHAPE", "BATCH_MATMUL", "DEPTHWISE_CONV_2D", "RSQRT", "MUL"},
@@ -267,7 +317,9 @@ def test_a_normalization_is_proved_in_integers_to_the_end(kind, of, target, path
     assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
     contents = read_contents(path.read_bytes(), path.name)
     assert TARGETS[target].cpu_fallback(contents) == []
-    assert {operator.name for operator in contents.operators} >= OPERATORS[kind]
+    names = {operator.name for operator in contents.operators}
+    assert names >= (WIDE if target in NPUS else OPERATORS[kind])
+    assert ("BATCH_MATMUL" in names) == (target not in NPUS)
     if target in NPUS:
         assert compile_file(path, NPUS[target]).on_cpu == ()
 
@@ -430,19 +482,67 @@ SPREADS = {
 }
 
 
+def _error(rows, target, input_type="int8"):
+    """The root mean square error of a LayerNormalization on a target, and of the codes it reads."""
+    rows = rows.astype(np.float32)
+    values = keras.Input((64,), name="values")
+    norm = L.LayerNormalization(name="norm")
+    model = keras.Model(values, L.Dense(2, name="end")(norm(values)))
+    policy = sat_tf.BitPolicy.mobile(8, target=target, input_type=input_type)
+    quantized = calibrated(model, policy, rows[:512])
+    outputs = [quantized.layers[1].output, quantized.get_layer("quant_norm").output]
+    read, found = keras.Model(quantized.input, outputs)(rows[512:])
+    wanted = norm(rows[512:])
+    return [float(np.linalg.norm(y - wanted) / np.linalg.norm(wanted)) for y in (found, norm(read))]
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_16_bits_between_lose_nothing_but_the_codes_that_they_read(name):
+    of_form, of_codes = _error(SPREADS[name][0], "ethos-u55")
+    assert of_form == pytest.approx(of_codes, rel=0.01)
+    assert of_form < SPREADS[name][1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", SPREADS)
+def test_with_an_input_of_16_bits_a_normalization_is_exact(name):
+    of_form, _ = _error(SPREADS[name][0], "ethos-u55", "float32")
+    assert of_form < 0.005
+
+
+def test_coarse_normalizations_are_told_with_the_fix():
+    rows, _ = SPREADS["an outlier"]
+    fixes = {"int8": "'litert', with float32", "ethos-u55": "stream_bits=16"}
+    for target, fix in fixes.items():
+        with pytest.warns(CoarseValuesWarning, match=rf"norm, which reads values_codes: .*{fix}"):
+            _error(rows, target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CoarseValuesWarning)
+        _error(ROWS, "int8")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("of", [keras, keras3], ids=["Keras 2", "Keras 3"])
+def test_the_fix_of_a_coarse_normalization_is_exact_too(of, path):
+    image = of.Input((12, 12, 3), name="image")
+    first = of.layers.Conv2D(8, 3, name="first")(image)
+    x = of.layers.Add(name="sum")([first, of.layers.Conv2D(8, 1, name="other")(first)])
+    x = of.layers.Conv2D(8, 1, name="second")(of.layers.LayerNormalization(name="norm")(x))
+    model = of.Model(image, of.layers.Dense(4)(of.layers.GlobalAveragePooling2D()(x)))
+    overrides = {"sum": {"stream_bits": 16}, "second": {"activation_bits": 4}}
+    policy = sat_tf.BitPolicy.mobile(8, target="ethos-u55", overrides=overrides)
+    quantized = calibrated(model, policy, IMAGES.astype(np.float32))
+    _, found = proved(quantized, path, IMAGES[:8], {"output_type": "int8"})
+    assert all(runtime.own_differing == 0 for runtime in found.runtimes.values())
+    assert found.trained_differing < 0.02
+    assert compile_file(path, NPUS["ethos-u55"]).on_cpu == ()
+
+
 @pytest.mark.parametrize("name", SPREADS)
 def test_8_bits_are_as_exact_as_the_8_bits_that_they_read(name):
     # Codes of the outlier alone cost 8 %; a square rounded to 8 bits would make that 27 %.
     rows, most = SPREADS[name]
-    rows = rows.astype(np.float32)
-    values = keras.Input((64,), name="values")
-    norm = L.LayerNormalization(name="norm")(values)
-    policy = sat_tf.BitPolicy.mobile(8, target="int8", input_type="int8")
-    model = keras.Model(values, L.Dense(2, name="end")(norm))
-    quantized = calibrated(model, policy, rows[:512])
-    found = keras.Model(quantized.input, quantized.get_layer("quant_norm").output)(rows[512:])
-    wanted = model.get_layer("norm")(rows[512:])
-    assert np.linalg.norm(found - wanted) < most * np.linalg.norm(wanted)
+    assert _error(rows, "int8")[0] < most
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms", "unit"])
