@@ -131,6 +131,7 @@ def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
 def test_a_run_records_its_configuration_every_epoch_and_results_of_which_no_code_differs(tiny_run):
     # Some files are there while it trains only; others are of what this run does not do.
     passing = {run_folder.CHECKPOINTS, run_folder.OSCILLATIONS, output_folder.RECONSTRUCTION}
+    passing |= {output_folder.C_ARRAY, output_folder.C_HEADER}
     expected = {*run_folder.FILES, ".lock"} - passing
     assert {path.name for path in tiny_run.iterdir()} == expected
     assert read_config(tiny_run / "config.yaml") == read_config(tiny_run.parent / "tiny.yaml")
