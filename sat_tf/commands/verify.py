@@ -84,7 +84,7 @@ _RUNTIMES = (*USUAL_RUNTIMES, "reference")
 DESCRIPTION = (
     "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
     "or, without one, of the file itself, and writes certificate.json and certificate.html. Exit "
-    "status 1 if the headline is red: codes differ with XNNPACK, or answers part. --kit takes the "
+    "status 1 if the headline is red: codes differ with XNNPACK, or answers do. --kit takes the "
     "comparison to another machine. Of a file that another tool wrote, each operator is compared "
     "on its own inputs: no certificate."
 )
@@ -122,9 +122,9 @@ def add_arguments(parser: Parser) -> None:
         "--out",
         metavar="DIR",
         type=nonempty,
-        help="where the certificate goes; default: beside the TFLite file, nowhere with "
-        "--certificate; of another tool's file, where operators.csv and operators.html go; "
-        "default: nowhere",
+        help="the folder for the certificate; default: that of the TFLite file, none with "
+        "--certificate; for another tool's file, that of operators.csv and operators.html; "
+        "default: none",
     )
     add_target(parser, default="none; with it, the operators that it leaves to the CPU are named")
     parser.add_argument(
@@ -148,7 +148,7 @@ def add_arguments(parser: Parser) -> None:
         "--runtime",
         choices=list(RUNTIMES),
         action="append",
-        help="what to compare beside xnnpack; can be given several times; micro needs "
+        help="what to compare besides xnnpack; can be given several times; micro needs "
         "tflite-micro, and those of Arm are simulated; default: builtin, reference, arm_xnnpack "
         "and arm_xnnpack_unfused",
     )
@@ -161,15 +161,15 @@ def add_arguments(parser: Parser) -> None:
     parser.advanced.add_argument(
         "--window",
         metavar="FILE",
-        help="of a file with states, that of the same network for whole windows of frames: running "
-        "frame by frame has to give its codes",
+        help="for a file with states, the file of the same network for whole windows of frames, "
+        "which has to give the same codes",
     )
     parser.advanced.add_argument(
         "--state",
         metavar="OUT=IN",
         action="append",
-        help="of another tool's file, an output that is fed back to an input; can be given several "
-        "times: its operators are compared frame by frame",
+        help="for another tool's file, an output that is fed back to an input; can be given "
+        "several times: operators are compared frame by frame",
     )
     add_trust(parser)
 
@@ -205,11 +205,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if model is None and is_foreign(tflite):
         return comparison.of_operators()
     if arguments.state or (arguments.window and arguments.certificate):
-        option = "--state" if arguments.state else "--window with --certificate"
-        raise RunError(
-            f"{tflite}: received {option}, expected the file alone: it holds its states, and a "
-            "certificate is checked without windows; leave it out."
-        )
+        option, why = "--state", "the file holds its states"
+        if not arguments.state:
+            option, why = "--window with --certificate", "a certificate is checked without windows"
+        raise RunError(f"{tflite}: received {option}, expected none: {why}; leave it out.")
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
     if is_device_certificate(arguments.certificate):

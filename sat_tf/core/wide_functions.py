@@ -1,4 +1,4 @@
-"""Functions with codes of 16 bits as kernels compute them, differentiable.
+"""Differentiable functions with codes of 16 bits, as kernels compute them.
 
 Results are multiples of 2^-15, on lines between the entries of the kernels' tables: integers, the
 sigmoids of multiples of 1/24, the powers of e from -10 to 0, and the inverses of 1 to 2. Gradients
@@ -68,7 +68,7 @@ def softmax(x: Tensor, smooth: Tensor, tables: Tables) -> Tensor:
 
 
 def _on_lines(n: Namespace, places: Tensor, table: np.ndarray, line: int) -> Tensor:
-    """`line` times the values between entries of a table that are so many places apart."""
+    """Interpolates between entries of a table, `line` places apart; in units of 1 / `line`."""
     places = n.minimum(n.maximum(places, 0), (len(table) - 1) * line)  # also where NaN became one
     lower, rise = (
         n.take(n.constant(array, "int32"), places // line, axis=0)

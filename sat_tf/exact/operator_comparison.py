@@ -271,7 +271,7 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
 def read_any_file(path: str | os.PathLike[str], states: Mapping[str, str] | None = None) -> AnyFile:
     """Reads a file whose operators can be compared: it takes one image, and has int8 codes.
 
-    `states` are the inputs that outputs are fed back to, by these outputs; see `compare_operators`.
+    `states` has the input that each output is fed back to; see `compare_operators`.
     """
     content, problems = read_tflite(path), []
     foreign = read_foreign(content, str(path), states)
@@ -332,8 +332,8 @@ def compare_operators(
         path: a TFLite file of any tool with int8 tensors.
         images: (n, ...) uint8 pixels, spread over the codes of the input; or real values, or codes.
             For several inputs a list, in the order of the file's.
-        states: the inputs that outputs are fed back to as they are, by these outputs: the images
-            are frames of a sequence for the other inputs, and XNNPACK's states begin at real 0.
+        states: the input that each output is fed back to: the images are then frames of a sequence
+            for the other inputs, from states of real 0 on, which XNNPACK reaches.
         runtimes: names of runtimes; see `sat_tf.verify_tflite`.
         images_from: the source of the images.
         progress: show a bar.

@@ -134,8 +134,8 @@ class ExportReport(Displayed):
     states: dict[str, str]
     moved_biases: int  # The number of layers whose biases the model has taken from its file.
     target: str  # The processor that the file is for.
-    # The bytes of the arena in which TFLite Micro runs it on this machine, and runs the same file
-    # with all kernels as they are; None for other targets, and where it is not installed.
+    # The bytes of the arena in which TFLite Micro runs it on this machine, and the file without
+    # tables; None for other targets, and where TFLite Micro is not installed.
     arena_bytes: int | None
     arena_bytes_unpacked: int | None
     # The operators that the target's compiler leaves to the CPU, with the reason and the fix; for a
@@ -215,7 +215,7 @@ class ExportReport(Displayed):
         beside = "" if unpacked in (None, self.arena_bytes) else f", {unpacked:,} with pack='none'"
         memory = (
             f"It takes {self.bytes:,} bytes of flash, and {self.arena_bytes:,} of arena{beside}, "
-            f"as TFLite Micro's reference kernels do on {platform.machine()}."
+            f"with TFLite Micro's reference kernels on {platform.machine()}."
         )
         return [Marked(memory, "plain"), *statements]
 

@@ -28,7 +28,7 @@ from sat_tf.graph.operations.operation import (
 L = keras.layers
 # The most squares of codes of 8 bits whose sum fits into 32 bits: 255² · 2¹⁵ < 2³¹.
 _MOST_VALUES = 2**15
-# The fields of layers with codes of 16 bits, and the steps that a root of 8 takes to become one.
+# The fields of layers with codes of 16 bits; Newton's steps from a root of 8 bits to one of 16.
 _OF_16_BITS, _STEPS = {"activation_bits": 16, "stream_bits": 16}, 2
 # The least Σ x² that a UnitNormalization divides by, in both Kerases.
 _LEAST_SQUARE = 1e-12
@@ -49,8 +49,8 @@ def replacements_of_normalizations(
     """The replacements of normalizations, and of linear layers that take their γ and β.
 
     They have the identities of the calls' nodes. A normalization waits for the `remaining` ones, of
-    other calls: attention becomes linear layers first. `outputs` are those of the model; `wide`
-    ones have codes of 16 bits.
+    other calls: attention becomes linear layers first. `outputs` are those of the model. With
+    `wide`, layers have codes of 16 bits.
     """
     replacements: dict[int, Replacement] = {}
     nodes = {id(call.node) for call in calls}
@@ -66,8 +66,8 @@ def replacements_of_normalizations(
         is_output = any(tensor is node.outputs for tensor in outputs)
         is_taken = not is_output and read_by <= nodes and _all_take(call, readers)
         scalings = [] if is_taken else _scalings(call)
-        holds = wide and call.layer.compute_dtype == "float32"  # half precision holds no 16 bits
-        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings, holds)
+        is_wide = wide and call.layer.compute_dtype == "float32"  # half precision holds no 16 bits
+        form = None if scalings is None else _FORMS[type(call.layer)](call, scalings, is_wide)
         if form is None:
             continue
         replacements[id(node)] = form

@@ -134,12 +134,12 @@ class Network:
             fix = fix_of(symbol or "") or (
                 "; use a Keras layer for the operation"
                 if symbol
-                else "; let it return one tensor, as without return_state, return_attention_scores "
-                "and merge_mode=None, and call it in the same way each time, with tensors alone: "
-                "the rest is for its constructor"
+                else "; let it return one tensor, without return_state, return_attention_scores "
+                "and merge_mode=None, and call it with tensors alone, in the same way each time: "
+                "give the rest to its constructor"
             )
             self.problems[layer.name] = (
-                f"received {what} called with values beside its input tensors, "
+                f"received {what} called with values besides its input tensors, "
                 f"or with several outputs, expected layer(tensor) or layer([tensors]){fix}"
             )
         # Keras has no public view of the layers inside one; `submodules` looks at every attribute.
@@ -463,7 +463,7 @@ def own_call_problem(model: keras.Model) -> str | None:
     if owner.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow"):
         return None
     return (
-        f"received a model whose class {owner.__name__} has a call() of its own beside the graph, "
+        f"received a model whose class {owner.__name__} has a call() of its own besides the graph, "
         "expected one that computes its graph; put what call() does into the graph, "
         "keras.Model(inputs, outputs)"
     )

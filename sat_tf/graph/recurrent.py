@@ -40,9 +40,9 @@ L = keras.layers
 
 
 def _sources(call: OldCall) -> list[Any]:
-    """The sequence, and the first states, of a call that can become layers; [] of another call.
+    """The sequence and the initial states of a call that can become layers; [] of any other call.
 
-    First states of constant zeros are those of a call without any.
+    Initial states of constant zeros count as none.
     """
     layer, sources = call.layer, call.argument(0, "inputs")
     sources = [*sources] if isinstance(sources, list | tuple) else [sources]
@@ -101,12 +101,12 @@ def _unrolled(unrolled: "_Unrolled") -> None:
     """Adds the layers of all steps, and the sequence of their states where that is the output.
 
     Sums and products that are states of a sequence are computed twice: they have one grid there,
-    and in front of the next step a grid each, so that no operators have to change it.
+    and before the next step a grid each, so that no operators have to change it.
     """
     layers, layer, steps = unrolled.layers, unrolled.layer, unrolled.steps
     step, state, sequence = _STEPS[type(layer)](unrolled), 1, list[int]()
     if not unrolled.num_states:
-        # In front of the first step is a state of zeros, which a difference has as codes, too.
+        # Before the first step the state is 0: a difference of equal values, also of their codes.
         values = unrolled.part("values", unrolled.row, 0, layer.units)
         state = unrolled.zeros = unrolled.add("Subtract", "zeros", values, values)
     order = range(steps)[::-1] if layer.go_backwards else range(steps)
@@ -132,10 +132,10 @@ class _Unrolled:
     layer: Any
     steps: int
     source: int  # The place of the sequence.
-    num_states: int  # The number of first states that the call has, whose places are 1 and 2.
+    num_states: int  # The number of initial states of the call, at the places 1 and 2.
     index: int = 0
     row: int = 0  # The place of the products of all inputs for the last gates.
-    zeros: int = -1  # The place of a state of zeros, which is not added: its grid says nothing.
+    zeros: int = -1  # The place of a state of zeros, which no sum reads: its grid is arbitrary.
 
     def add(self, layer: str, suffix: str, *reads: int, of: Sequence[Any] = ()) -> int:
         """Adds a layer of the step, with some arguments; returns its place."""

@@ -45,8 +45,8 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
 def _settings(pack: str, policy: BitPolicy) -> FileSettings:
     if pack == TABLE:
         raise ValueError(
-            f"pack: received {pack!r}, whose bytes depend on the values of weights, expected a "
-            "packing whose bytes are known before; use pack='auto', and export with "
+            f"pack: received {pack!r}, whose bytes depend on the values of weights, expected one "
+            "whose bytes are known before training; use pack='auto', and export with "
             f"pack={pack!r}."
         )
     return FileSettings(pack=pack, output_type=None, target=policy.processor.name)

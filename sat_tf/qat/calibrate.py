@@ -328,7 +328,7 @@ def _scores(in_use: Network) -> frozenset[str]:
     ).difference(in_use.outputs)
 
 
-# Ranges of 16 bits are larger by this, because products with rounded roots exceed unrounded ones.
+# Ranges of 16 bits are widened by this: products with rounded roots exceed unrounded ones.
 _HEADROOM = 1.25
 # The skew of symmetric ranges in a model that multiplies matrices. A symmetric range ends one code
 # above the lowest of int8, where the file's values end: so do scores that a mask hides, and

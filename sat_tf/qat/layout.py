@@ -412,7 +412,7 @@ def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
 
 
 def _short_weights(network: Network, placement: Placement) -> list[str]:
-    """Why layers whose variables are shorter than float32 are not trained, with the fix."""
+    """Lists layers with variables shorter than float32, with the fix."""
     layers = {n.layer.name: n.layer for n in network if placement.configs.get(n.name)}
     short = {name: layer.variable_dtype for name, layer in layers.items() if layer.weights}
     return [
@@ -424,14 +424,14 @@ def _short_weights(network: Network, placement: Placement) -> list[str]:
 
 
 def _warn_of_many_weights(network: Network) -> None:
-    """Warns, before they are used, of softmaxes inside whose codes are 0 where all are alike."""
+    """Warns of inner softmaxes over so many values that, where they are equal, all codes are 0."""
     for node in network:
         is_inside = layer_kinds.role_of(node.layer) is Role.SOFTMAX and network.consumers(node.name)
         if is_inside and (node.shape[-1] or 0) > MOST_CLASSES:
             warn(
-                f"{node.name}: received a softmax over {node.shape[-1]:,} values, which codes have "
-                f"in steps of 1/256: of more than {MOST_CLASSES} alike, each is 0; attend to fewer "
-                "positions, as behind strides or pools."
+                f"{node.name}: received a softmax over {node.shape[-1]:,} values, whose codes are "
+                f"steps of 1/256: more than {MOST_CLASSES} equal values are all 0; attend to fewer "
+                "positions, for example after strides or pools."
             )
 
 

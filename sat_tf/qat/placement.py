@@ -368,7 +368,7 @@ def _is_of_wide(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantiz
         is_linear = roles.of[node.name] is Role.LINEAR
         if is_linear and roles.policies[node.name].activation_bits == WIDE_BITS:
             return True
-        for name in () if is_linear else node.inputs:  # it reads what has its own bits
+        for name in () if is_linear else node.inputs:  # its input has other bits
             maker = roles.network[roles.origin(name)]
             if maker.name in seen or roles.of[maker.name] is Role.OPAQUE:
                 continue

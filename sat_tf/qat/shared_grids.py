@@ -26,7 +26,7 @@ from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quan
 from sat_tf.quantizers.values import COUNT, ENDS
 
 _CODES_OF_INT8 = 256
-# The root mean square error of a normalization, as a share of its output, from which on it is told.
+# The root mean square error of a normalization, as a share of its output, above which it warns.
 _LARGEST_ERROR = 0.05
 # The units in the last place that a level may move until float32 has the ends of its scale.
 _MOST_UNITS = 64
@@ -65,7 +65,7 @@ class SharedGrids:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
         self._network, self._grids = network, {grid.holder: grid for grid in grids}
         self._seen: dict[str, _Seen] = {}
-        # The nodes of each normalization, by the last, with their outputs if nothing were rounded.
+        # The nodes of each normalization, by its last node, with their unrounded outputs.
         self._forms: dict[str, dict[str, Any]] = dict(_normalizations(network))
         self._errors: dict[str, float] = {}
 
@@ -134,7 +134,7 @@ class SharedGrids:
             fix = "give what they read stream_bits=16 by overrides, or input_type='int16'"
             fix = fix if is_wide else "choose 'ethos-u55', with 16 bits, or 'litert', with float32"
             warn(
-                f"calibrate: normalizations of codes are off by more than {_LARGEST_ERROR:.0%} "
+                f"calibrate: normalizations on codes are off by more than {_LARGEST_ERROR:.0%} "
                 f"({first_ones(off)}), because some rows or channels are much larger than others; "
                 f"{fix}.",
                 CoarseValuesWarning,
@@ -263,7 +263,7 @@ def _holders(network: Network, node: Node) -> Iterator[str]:
 
 
 def _normalizations(network: Network) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The last node of each normalization in integers, and its nodes, with what makes its input."""
+    """The last node of each normalization in integers, and its nodes from the input's maker on."""
     for node in network:
         native = layer_kinds.native_of(inner_layer(node.layer))
         if native is None or native.operator != "RSQRT":

@@ -68,7 +68,7 @@ def state_problems(network: Network, states: object) -> list[str]:
             )
     if states and not {*network.inputs} - {*states.values()}:
         problems.append(
-            "states: received a state for each input, expected one input more, of frames; give the "
+            "states: received a state for each input, expected another input, for frames; give the "
             "model one."
         )
     return problems

@@ -158,7 +158,7 @@ def headline_of(certificate: Certificate | None, results: Results | None) -> Mar
     """
     headlines = [certificate.verdict] if certificate else []
     if results and (loss := results.loss):
-        of = f"{results.score.title} beside the float model"
+        of = f"{results.score.title} compared with the float model"
         on = f"on {results.held_out_images:,} held-out images"
         headlines.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
     return severest(headlines)

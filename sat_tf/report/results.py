@@ -220,7 +220,7 @@ class Results(Displayed):
             ("parameters", count(self.parameters)),
             ("TFLite file, bytes", count(self.file_bytes)),
             ("TFLite file after gzip, bytes", count(self.gzip_bytes)),
-            ("LiteRT beside the simulation", self.differing or ""),
+            ("LiteRT against the simulation", self.differing or ""),
             ("codes of Keras that differ", percent(4)(self.trained_differing)),
             ("seconds", f"{self.seconds:.0f}"),
         ]

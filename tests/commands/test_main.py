@@ -118,7 +118,7 @@ def test_a_finished_run_is_not_run_again_and_a_red_headline_is_status_1(tiny_run
     output |= {"agreement": 0.5, "places": 64, "classes_by": "softmax", "values": None}
     (run / "certificate.json").write_text(json.dumps(values))
     said = sat(f"train --config {tiny_run.parent}/tiny.yaml --out {run}", status=1)
-    assert "its answers part from the trained model" in said.rpartition(": red: 0 of")[2]
+    assert "its answers differ from the trained model's" in said.rpartition(": red: 0 of")[2]
 
 
 def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():

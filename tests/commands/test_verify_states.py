@@ -54,9 +54,9 @@ def test_a_window_of_other_weights_is_red_or_refused(folder, tmp_path, sat):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("stream.tflite --window {}/window_100.tflite", "is not one of 64 frames in a row"),
-        ("window_8.tflite --window {}/stream.tflite", "whose frame, scores is not one of 64"),
-        ("stream.tflite --state first_out=first", "received --state, expected the file alone"),
+        ("stream.tflite --window {}/window_100.tflite", "does not fit 64 frames (it takes 100)"),
+        ("window_8.tflite --window {}/stream.tflite", "does not fit 64 frames (frame, scores)"),
+        ("stream.tflite --state first_out=first", "received --state, expected none"),
         (
             "stream.tflite --window {0}/window_8.tflite --certificate {0}/frames.npy",
             "--window with",
@@ -71,7 +71,7 @@ def test_windows_and_states_that_do_not_fit_are_refused(folder, words, message, 
 def test_a_window_beside_a_file_without_states_is_refused(files, folder, tmp_path, sat):
     sat(f"export {files}/quantized.keras --out {tmp_path}/model.tflite")
     words = f"verify {tmp_path}/model.tflite --window {folder}/window_8.tflite"
-    assert "beside a file without states" in sat(words, status=2)
+    assert "for a file without states" in sat(words, status=2)
 
 
 def test_operators_of_another_tool_are_compared_frame_by_frame(folder, tmp_path, sat):

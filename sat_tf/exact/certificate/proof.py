@@ -144,7 +144,7 @@ def prove(
         check_certificate_path(certificate_path)
     if window is not None and not subject.graph.states:
         raise ValueError(
-            f"window: received {window} beside a file without states, expected none; leave it out."
+            f"window: received {window} for a file without states, expected none; leave it out."
         )
     whole = None if window is None else read_subject(expect_path(window))
     # LiteRT is compared with the rules of the kernels that it has here.
@@ -242,8 +242,8 @@ def prove(
 
 
 _NOT_EXPANDED = (
-    "LiteRT ran the file with the kernels that its tables stand for, as only TFLite Micro expands "
-    "them, and it was not run; install it with pip install 'sat-tf[micro]' to have both compared"
+    "LiteRT ran the file with its tables expanded, which only TFLite Micro does itself, and that "
+    "was not run; install it with pip install 'sat-tf[micro]' to have both compared"
 )
 
 

@@ -154,7 +154,7 @@ IMAGES = Topic(
     [
         Rule(
             f"answers are compared with another model's on fewer than {FEWEST_IMAGES} images, and "
-            "do not part",
+            "are within the limits below",
             *(AMBER, NONE),
             lambda certificate, _: certificate.has_few_images and not certificate.output_mismatches,
         )
@@ -165,7 +165,7 @@ ANSWERS = Topic(
     lambda certificate: certificate.output_mismatches,
     [
         Rule(
-            f"answers part from the quantized Keras model's: more than {_POINTS} % of at least "
+            f"answers differ from the quantized Keras model's: more than {_POINTS} % of at least "
             f"{FEWEST_IMAGES} images, pixels, rows or boxes, and more than {record.FEW_PLACES} of "
             "them, have another class; or values are off; of sigmoids, both",
             *(RED, RED),

@@ -137,7 +137,7 @@ def compared_sequence(
 
 
 def _codes_of_outputs(graph: Graph) -> dict[str, str]:
-    """Returns the codes of each output, which may be dequantized; other float outputs have none."""
+    """Returns the names of outputs' codes, dequantized or not; other float outputs have none."""
     makers = {operation.output: operation for operation in graph.operations}
     codes = {name: makers[name].represented or name for name in graph.outputs}
     return {name: codes[name] for name in codes if graph.tensors[codes[name]].codes is not None}
@@ -149,29 +149,29 @@ def _in_windows(
     expected: Sequence[Mapping[str, np.ndarray]],
     window: "Subject",
 ) -> WindowCount:
-    """Counts the codes of a file of whole windows that are not those of its frames, one by one.
+    """Counts the codes by which a file of whole windows differs from its frames, one by one.
 
     Frames, and their outputs, follow one another along the first axis of a window; an output that
-    has the shape of one frame's, such as a state, is that of the last.
+    has the shape of one frame's, such as a state, is that of the last frame.
     """
-    one, many = _ends(graph), _ends(window.graph)
+    frame_ends, window_ends = _ends(graph), _ends(window.graph)
     first_input = graph.frame_inputs[0].name
-    sizes = [math.prod(ends.get(first_input, ((),))[0]) for ends in (one, many)]
+    sizes = [math.prod(ends.get(first_input, ((),))[0]) for ends in (frame_ends, window_ends)]
     length = max(sizes[1] // sizes[0], 1)
 
     def fits(name: str, shape: tuple[int, ...], *grid: Any) -> bool:
-        of_one, *grid_of_one = one.get(name, ((),))
+        of_one, *grid_of_one = frame_ends.get(name, ((),))
         shapes = [(length, *of_one), (length * sum(of_one[:1]), *of_one[1:])]
         shapes += [of_one] * (name in graph.outputs)
         return [*grid] == grid_of_one and shape in shapes
 
-    misfits = [name for name, end in many.items() if not fits(name, *end)]
+    misfits = [name for name, end in window_ends.items() if not fits(name, *end)]
     if misfits or len(frames[0]) < length:
         raise ValueError(
-            f"window: received {window.path}, whose {', '.join(misfits) or 'window'} is not one of "
-            f"{len(frames[0])} frames in a row, expected their inputs and outputs, by name, on the "
-            "same grids; quantize the model of the window by the same policy, give it the weights "
-            "of the other, window.set_weights(q.get_weights()), and export it."
+            f"window: received {window.path}, which does not fit {len(frames[0])} frames "
+            f"({', '.join(misfits) or f'it takes {length}'}), expected their inputs and outputs, "
+            "by name and on the same grids; quantize the model of windows by the same policy, give "
+            "it the same weights, window.set_weights(q.get_weights()), and export it."
         )
     # A window without states of its own begins where the sequence begins.
     count = len(frames[0]) // length if window.graph.states else 1
@@ -180,12 +180,12 @@ def _in_windows(
         arrays[image.name][: count * length].reshape(-1, *image.shape)
         for image in window.graph.frame_inputs
     )
-    counts = [TensorCount(name, many[name][0]) for name in _codes_of_outputs(window.graph)]
+    counts = [TensorCount(name, window_ends[name][0]) for name in _codes_of_outputs(window.graph)]
     runner = _runtime(window.graph, window.content, "xnnpack")
     for place, (_, values) in enumerate(run_frames(window.graph, windows, runner)):
         rows = expected[place * length :][:length]
         for tensor in counts:
-            is_last = tensor.shape == one[tensor.name][0]
+            is_last = tensor.shape == frame_ends[tensor.name][0]
             of_frames = [row[tensor.name] for row in (rows[-1:] if is_last else rows)]
             computed = values[tensor.name]
             tensor.add(np.concatenate(of_frames).reshape(computed.shape), computed)
@@ -193,11 +193,11 @@ def _in_windows(
 
 
 def _ends(graph: Graph) -> dict[str, tuple[Any, ...]]:
-    """Returns shapes and grids of the inputs that are no states, and of the outputs, by name."""
+    """Returns shapes and grids of the inputs, without states, and of the outputs, by name."""
     ends = {i.name: (i.shape, i.type, i.scale, i.zero_point) for i in graph.frame_inputs}
-    for name, of in _codes_of_outputs(graph).items():
-        codes = graph.codes(of)
-        ends[name] = graph.tensors[name].shape, str(name == of), codes.scale, codes.zero_point
+    for name, of_codes in _codes_of_outputs(graph).items():
+        codes = graph.codes(of_codes)
+        ends[name] = graph.tensors[name].shape, str(name == of_codes), codes.scale, codes.zero_point
     return ends
 
 

@@ -105,8 +105,8 @@ def write_kit(
     There, `python check.py` in the unpacked folder, or `python kit.zip`, runs the file in LiteRT
     and compares every integer tensor with the simulation's hashes in the kit. It needs NumPy and
     ai-edge-litert only, and writes a certificate of that machine for `read_device_check`. A file
-    with states runs on each frame from the state that the simulation reaches in front of it: where
-    no code of any frame differs, neither does one where a machine goes on from its own states. The
+    with states runs on each frame from the state that the simulation has before it: where no
+    code of any frame differs, none does where a machine continues from its own states. The
     kit of a file for microcontrollers has board.h, with inputs and outputs for a program there.
 
     Args:
@@ -220,7 +220,7 @@ def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray
             yield {name: tensors[name][index : index + 1].astype(types[name]) for name in names}
 
 
-# A board has little flash: as many of the images are in its header.
+# A board has little flash: its header holds this many images.
 _MOST_EXAMPLES = 4
 
 
@@ -232,14 +232,14 @@ def is_for_boards(subject: Subject) -> bool:
 
 def examples_of(subject: Subject, images: Pixels) -> str:
     """Returns the header with some images, and the outputs by the rules of TFLite Micro."""
-    graph, some = subject.graph.on(kernel_sets.MICRO), some_of(images, 0, _MOST_EXAMPLES)
+    graph, examples = subject.graph.on(kernel_sets.MICRO), some_of(images, 0, _MOST_EXAMPLES)
     outputs: list[list[np.ndarray]] = [[] for _ in graph.outputs]
-    for batch in batches(some, graph):
+    for batch in batches(examples, graph):
         tensors = simulate(graph, batch)
         for arrays, name in zip(outputs, graph.outputs, strict=True):
             codes = graph.tensors[name].codes
             arrays.append(tensors[name].astype(np.float32 if codes is None else codes.dtype))
-    return examples_source(arrays_of(some), [np.concatenate(arrays) for arrays in outputs])
+    return examples_source(arrays_of(examples), [np.concatenate(arrays) for arrays in outputs])
 
 
 class Expected:

@@ -29,7 +29,7 @@ def sigmoid_table() -> np.ndarray:
 
 
 def _interpolated(sizes: np.ndarray, bits: int, saturated: int) -> np.ndarray:
-    """Returns sigmoids, as fractions of 2^(16 + bits), of sizes whose last `bits` lie between."""
+    """Returns sigmoids, in units of 2^-(16 + bits), between entries that are 2^bits sizes apart."""
     place, fraction = sizes >> bits, sizes & ((1 << bits) - 1)
     table = sigmoid_table()
     lower = table[np.minimum(place, _ENTRIES - 2)]
@@ -37,18 +37,18 @@ def _interpolated(sizes: np.ndarray, bits: int, saturated: int) -> np.ndarray:
     return np.where(place < _ENTRIES - 1, (lower << bits) + fraction * (upper - lower), saturated)
 
 
-def sigmoids(near: np.ndarray) -> np.ndarray:
-    """Interpolates sigmoids, and rounds half up from 0 on; below 0, the same from 1 downwards."""
-    size = _interpolated(np.abs(near), 9, 0x7FFF << 10)
+def sigmoids(thirds: np.ndarray) -> np.ndarray:
+    """Interpolates sigmoids, rounded half up; below 0, 1 less those of -x, rounded half down."""
+    size = _interpolated(np.abs(thirds), 9, 0x7FFF << 10)
     half = 1 << 9
-    return np.where(near >= 0, size + half, (1 << 25) - size + half - 1) >> 10
+    return np.where(thirds >= 0, size + half, (1 << 25) - size + half - 1) >> 10
 
 
-def tanhs(near: np.ndarray) -> np.ndarray:
+def tanhs(thirds: np.ndarray) -> np.ndarray:
     """Computes 2 · sigmoid(2x) - 1 with the same table."""
-    size = _interpolated(np.abs(near), 8, 0xFFFF << 8)
+    size = _interpolated(np.abs(thirds), 8, 0xFFFF << 8)
     half = 1 << 7
-    return np.where(near >= 0, size - (1 << 23) + half, (1 << 23) - size + half - 1) >> 8
+    return np.where(thirds >= 0, size - (1 << 23) + half, (1 << 23) - size + half - 1) >> 8
 
 
 def curve(
@@ -58,9 +58,9 @@ def curve(
 ) -> FunctionRule:
     """Returns the rule of a sigmoid or a tanh, whose table reads thirds of 2^-12.
 
-    Codes are brought there by a multiplier that is cut off at 15 bits. A scale within 0.07 % of
-    2^-12, or up to `most_bits` larger powers of two, counts as that: the builtin kernels have
-    another function there, and the others a multiplier of 3.
+    A multiplier truncated to 15 bits makes these of codes. A scale within 0.07 % of 2^-12, or of
+    up to `most_bits` larger powers of two, counts as that power: the builtin kernels have another
+    function there, and the others a multiplier of 3.
 
     >>> rule = curve(sigmoids, 0)
     >>> rule(np.array([-32768, 0, 2048, 32767]), Grids(np.float32(3e-4), SCALE)).tolist()
@@ -75,7 +75,7 @@ def curve(
                 return by_table(3 * codes << bits)
             return by_gemmlowp(in_int16(codes << bits), 3, WIDTH)
         multiplier, shift = float(grids.scale) * 3.0 * 2**12, 0
-        if multiplier > _SATURATED:  # kernels leave int32
+        if multiplier > _SATURATED:  # kernels overflow int32
             raise ValueError(f"its scale of {grids.scale:.4g} is too large for its kernels")
         while multiplier <= 32767.0 / 2.0 and shift <= 30:
             multiplier, shift = 2.0 * multiplier, shift + 1
@@ -87,7 +87,7 @@ def curve(
 # -- softmax ---------------------------------------------------------------------------------------
 
 _STEPS, _OFFSET_BITS = 512, 7
-_LOWEST = -10.0  # e to the power of less counts as that of it
+_LOWEST = -10.0  # e to any lower power counts as e^-10
 
 
 @functools.cache
@@ -95,7 +95,7 @@ def tables(precision: str = "float64") -> tuple[np.ndarray, np.ndarray]:
     """Returns e to the power of -10 to 0, and 1 / (1 + x) of 0 to 1: fractions of 2^15.
 
     LiteRT computes these 513 entries in float64, and TFLite Micro in float32. Each is moved by half
-    of the error between two.
+    of the error in the middle to the next.
     """
     real = np.dtype(precision).type
 

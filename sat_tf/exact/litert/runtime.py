@@ -184,7 +184,7 @@ class Runtime:
 
 
 def expanded(content: bytes) -> bytes:
-    """Returns a file with the kernels that its DECODE operators make, which LiteRT has not."""
+    """Returns a file with constants for kernels that DECODE makes, which LiteRT does not have."""
     if DECODE.encode() not in content:
         return content
     with unpacked(content, "file") as model:
@@ -192,7 +192,7 @@ def expanded(content: bytes) -> bytes:
 
 
 def standalone(model: Any) -> bytes:
-    """Returns the file of an unpacked model, without what names its outputs and places in it."""
+    """Returns the file of an unpacked model, without signatures, metadata and offsets."""
     model.signatureDefs, model.metadata = [], []
     for buffer in model.buffers:
         buffer.offset = buffer.size = 0

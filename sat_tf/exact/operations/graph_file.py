@@ -353,9 +353,9 @@ def read_foreign(content: bytes, name: str, states: Mapping[str, str] | None = N
     except NotUnderstoodError as error:
         inputs = ", ".join(image.name for image in graph.images)
         raise ValueError(
-            f"{name}: received the states {states}, expected some of the outputs "
-            f"({', '.join(graph.outputs)}), each for one of the inputs ({inputs}), both int8 of "
-            "one shape, scale and zero point, as codes are fed back as they are; name these."
+            f"{name}: received the states {states}, expected pairs of an output "
+            f"({', '.join(graph.outputs)}) and an input ({inputs}), both int8 of one shape, scale "
+            "and zero point, because codes are fed back unchanged; name these."
         ) from error
 
 

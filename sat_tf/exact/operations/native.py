@@ -114,7 +114,7 @@ def _negated(call: Call) -> np.ndarray:
 
 # The grid of a softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
-# That of 16 bits, which sigmoid and tanh share.
+# The same of 16 bits, which sigmoid and tanh share.
 FRACTIONS = Codes.wide(wide.SCALE)
 _TANHS = Codes(np.float32(1.0 / 128.0), 0)
 _LEAKY = Written(2, "LeakyReluOptions")

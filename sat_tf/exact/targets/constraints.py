@@ -103,8 +103,8 @@ def few_classes(operator: StoredOperator, limit: int) -> Failures:
     """A softmax of codes is over at most `limit` values."""
     (output,) = operator.outputs
     if output.scales.size and output.shape[-1] > limit:
-        why = "and its kernel ends the process where more are about equally likely"
-        yield f"it is over {output.shape[-1]:,} values, {why}, it takes {limit}", "use fewer"
+        why = "as its kernel ends the process where more are about equally likely"
+        yield f"it is over {output.shape[-1]:,} values, it takes {limit}, {why}", "use fewer"
 
 
 @with_settings

@@ -96,7 +96,7 @@ class Target(Processor):
             table = "sat-tf's table of " if self.confirmed_by else ""
             return f"{table}{self.title} has no {operator.name}", fix
         if not self.on_microcontrollers and any(tensor.index_bits for tensor in operator.reads):
-            return f"no {DECODE} makes kernels for {self.title}", _STORE_BYTES
+            return f"{self.title} cannot expand its kernel by {DECODE}", _STORE_BYTES
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):
             try:

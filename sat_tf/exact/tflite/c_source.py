@@ -46,7 +46,7 @@ _NOT_MEASURED = """\
 
 
 def array_source(content: bytes) -> str:
-    """Returns model.cc: the bytes of a file, at an address that 16 divides."""
+    """Returns model.cc: the bytes of a file, aligned to 16."""
     opening = '#include "model.h"\n\nalignas(16) const unsigned char kModel[] = {\n'
     return f"{opening}{_rows(content)}\n}};\n"
 
@@ -68,9 +68,9 @@ def header_source(
 
 
 def examples_source(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
-    """Returns board.h: the bytes of examples, one after the other, and those that they give."""
+    """Returns board.h: the bytes of the inputs and of the outputs of examples."""
     lines = [
-        "// Bytes for each input of the model, and those that TFLite Micro's kernels make of them.",
+        "// Bytes of each input of the model, and of the outputs that TFLite Micro's kernels give.",
         "#ifndef BOARD_H_\n#define BOARD_H_\n",
         f"constexpr int kExamples = {len(inputs[0])};",
     ]

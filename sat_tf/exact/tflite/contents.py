@@ -30,7 +30,7 @@ _TYPES_OF_CONSTANTS = ("INT8", "UINT8", "INT16", "FLOAT32", *_NUMBERS)
 # A valid file holds once everything it unpacks to, except zero points, which tensors share: eight
 # bytes for each scale of four. Small files may share more.
 _LARGEST_RATIO = 4
-# The same for kernels whose values have indices of a bit; uses of a shared one are expanded alone.
+# The same for kernels with indices of one bit; each use of a shared one is expanded by itself.
 _LARGEST_EXPANSION = 16
 _ALWAYS_UNPACKED_BYTES = 2**18
 # Ten times the number of tables in the largest networks for images.

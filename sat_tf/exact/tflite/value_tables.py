@@ -1,9 +1,9 @@
 """Kernels as tables of values with indices of a few bits, which TFLite Micro's DECODE expands.
 
-DECODE stands in front of the operator that reads the kernel, and makes int8 of two constants of
-bytes. The first holds the indices, the highest bit of each first. The second has 16 bytes of facts,
-and then one table of values for each scale of the kernel, all of one length. The kernel takes the
-number of tables from the scales alone: where there are fewer, it reads what lies behind them.
+DECODE comes before the operator that reads the kernel, and makes int8 of two constants of bytes.
+The first holds the indices, the highest bit of each first. The second has 16 bytes of facts, and
+then one table of values for each scale of the kernel, all of one length. DECODE takes the number of
+tables from the scales alone: where there are fewer, it reads beyond the last.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _KIND, _VERSION, _TABLE_VERSION, _BITS, _LENGTH = 0, 1, 4, 5, 6
 _LOOKS_UP, _KNOWN_VERSION = 0, 1
 _FACTS_BYTES = 16
 _MOST_VALUES, _MOST_BITS = 128, 7
-# A file holds these for two tensors more, their buffers, an operator and its name.
+# The bytes of two more tensors, their buffers, an operator and its name in a file.
 _OTHER_BYTES = 320
 
 
@@ -73,7 +73,7 @@ def decoded(
 ) -> tuple[np.ndarray, int]:
     """Returns the kernel that DECODE makes, int8, and the bits of its indices.
 
-    Raises WrongTablesError where kernels read behind a table, or refuse the file.
+    Raises WrongTablesError where DECODE reads beyond a table, or refuses the file.
     """
     count = int(np.prod(shape))
     if tables.size < _FACTS_BYTES:
@@ -87,7 +87,7 @@ def decoded(
     if values.size < max(length, 1) * num_scales:
         raise WrongTablesError(
             f"has {values.size} values, which are fewer than one table of {length} for each of "
-            f"{num_scales} scales: kernels read what lies behind them"
+            f"{num_scales} scales: kernels read beyond them"
         )
     last = len(shape) - 1
     if num_scales > 1 and (axis not in (0, last) or shape[axis] != num_scales):
@@ -105,7 +105,7 @@ def decoded(
 
 
 def unfold(model: Any) -> Iterator[int]:
-    """Makes constants of what the DECODE operators of an unpacked file make, and drops these.
+    """Replaces the DECODE operators of an unpacked file by the kernels that they make, constants.
 
     Yields the bytes of each constant before it is made. Its tensor gets the attribute `index_bits`.
     """
@@ -135,7 +135,7 @@ def _made_constant(model: Any, indices: Any, tables: Any, output: Any) -> Iterat
     if min(shape, default=1) < 0:
         raise WrongTablesError(f"makes a tensor of the shape {shape}")
     if output.type != tfl.TensorType.INT8 or model.buffers[output.buffer].data is not None:
-        raise WrongTablesError("makes another tensor than one of int8 without values")
+        raise WrongTablesError("makes something other than an int8 tensor without values")
     if encoded_bytes is None or table_bytes is None:
         raise WrongTablesError("reads tensors that are no constants")
     yield int(np.prod(shape))

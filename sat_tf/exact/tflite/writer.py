@@ -127,7 +127,7 @@ class Writer:
     ) -> int:
         """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all.
 
-        An `encoded` one is made by an operator, which is to stand in front of the one to read it.
+        An operator makes an `encoded` one; it has to come before the operator that reads it.
         """
         dtype, quantization = getattr(tfl.TensorType, storage.name), _quantization(scales, 0, axis)
         if encoded is None:
@@ -260,7 +260,7 @@ class _SharingBuilder(flatbuffers.Builder):
     def __init__(self, initial_size: int, *, aligns: bool) -> None:
         super().__init__(initial_size)
         self._zero_points: dict[bytes, int] = {}
-        self._aligns = aligns  # Whether bytes of constants begin at places that 16 divides.
+        self._aligns = aligns  # Whether bytes of constants begin at multiples of 16.
 
     def CreateNumpyVector(self, x: np.ndarray) -> int:  # noqa: N802
         """Returns the offset of a vector with these numbers; see `flatbuffers.Builder`."""
@@ -276,7 +276,7 @@ class _SharingBuilder(flatbuffers.Builder):
 
 def file_of(model: Any) -> bytes:
     """Returns the file of a `ModelT` of the schema."""
-    # DECODE reads indices in words of 8 bytes, which some processors take from even places alone.
+    # DECODE reads indices in words of 8 bytes, which some processors load only where aligned.
     aligns = any(code.customCode in (DECODE, DECODE.encode()) for code in model.operatorCodes)
     builder = _SharingBuilder(1 << 20, aligns=aligns)
     builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)

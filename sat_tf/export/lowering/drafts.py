@@ -68,7 +68,7 @@ class Draft(abc.ABC):
         return False
 
     def finer(self, codes: Codes) -> Codes:
-        """Returns codes of 16 bits that it makes, of which a QUANTIZE makes these of 8."""
+        """Returns the codes of 16 bits that it makes for a QUANTIZE to these of 8."""
         lowest = 0 if codes.lowest == codes.zero_point else -(2**15)
         return Codes.wide(np.float32(codes.scale / _FINER), lowest, unit=codes.unit)
 
@@ -130,7 +130,7 @@ class GraphBuilder:
         return draft.lower(self, output)
 
     def _narrowed(self, draft: Draft, output: Tensor, codes: Codes) -> str:
-        """Adds codes of 16 bits, unless they exist, and those of 8, between their ends, of them."""
+        """Adds codes of 16 bits, unless they exist, and makes codes of 8 of them, clipped."""
         source = draft.tensor
         if source:
             codes = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
@@ -140,7 +140,7 @@ class GraphBuilder:
             )
             source = draft.lower(self, fine)
         grid, made = self.tensors[source].codes, codes.whole
-        # Where codes of 16 bits end above the lowest code, nothing is below it.
+        # Codes of 16 bits that end above the lowest code need no clipping there.
         if grid and grid.real_range[0] > codes.real_range[0] - codes.real_scale / 2.0:
             made = dataclasses.replace(made, lowest=codes.lowest)
         operation: Operation = Requantize((source,), output.name)

@@ -483,7 +483,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
         expected = 2 if kernel and kernel.one_dimensional else 3
         if ranks[0] != expected and not (kernel and kernel.form is KernelForm.DENSE):
             yield (
-                f"received inputs with {ranks[0]} axes beside the batch, expected {expected}; put "
+                f"received inputs with {ranks[0]} axes besides the batch, expected {expected}; put "
                 "a Reshape in front"
             )
         weights = node.layer.quantize_config.weights
@@ -510,7 +510,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
             yield f"received {len(node.inputs)} tensors, expected at least 2; leave the sum out"
         if len(ranks) > 1:
             yield (
-                f"received tensors with {' and '.join(map(str, ranks))} axes beside the batch, "
+                f"received tensors with {' and '.join(map(str, ranks))} axes besides the batch, "
                 "expected equally many in all; put a Reshape in front of one"
             )
     if node.inputs:

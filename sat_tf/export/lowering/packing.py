@@ -5,7 +5,7 @@ convolution is a matrix product of each pixel, and is written as one where its k
 the same codes, at nearly the speed of 8 bits. Other convolutions with packed kernels run on
 LiteRT's builtin kernels, several times slower.
 
-TFLite Micro takes int8 alone, but expands tables of values, whatever the layer that reads them.
+TFLite Micro takes only int8, and expands tables of values for any layer.
 """
 
 import dataclasses

@@ -225,7 +225,7 @@ def _exact_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) ->
 
 
 def _nearest_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) -> np.ndarray:
-    """Returns the factors, from a half of the largest on, whose multipliers fit 15 bits best."""
+    """Returns factors from half the largest up whose multipliers are nearest to 15-bit numbers."""
     units = requantization_multipliers(graph, linear).astype(np.float64)
     candidates = largest_factors - np.arange(np.min(largest_factors) // 2 + 1)[:, np.newaxis]
     errors = np.abs(_in_15_bits(units / candidates) * candidates / units - 1.0)

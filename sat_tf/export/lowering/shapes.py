@@ -1,7 +1,7 @@
-"""The removal of reshapes that undo each other, each of which copies a tensor on microcontrollers.
+"""The removal of reshapes that undo each other: on microcontrollers each copies a tensor.
 
-Kernels of windows take images, so that a layer of sequences becomes one of images with one row,
-between two reshapes. What only its neighbors of the same kind read stays an image.
+Convolutions and pools of files take images, so that a layer of sequences becomes one of images with
+one row, between two reshapes. A tensor that only such layers read stays an image.
 """
 
 import dataclasses
@@ -19,23 +19,22 @@ from sat_tf.exact.tflite.tensors import Tensor, free_name
 def without_copies(graph: Graph, layer_names: Collection[str]) -> Graph:
     """Returns the graph without reshapes that others undo.
 
-    `layer_names` are those of Keras' tensors, which an image keeps where its sequence is gone.
+    `layer_names` are the names of Keras' tensors: an image has that of the sequence it replaces.
     """
-    # A sum of images may need a reshape of its own where all that reads it are sequences.
+    # A sum of images may need a reshape where only operations on sequences read it.
     graphs = [_Images(graph, layer_names, lifts=lifts).graph for lifts in (True, False)]
     return min(graphs, key=lambda candidate: len(candidate.operations))
 
 
 class _Images:
-    """The operations of a graph, in which a tensor may stand for another one of its values."""
+    """The operations of a graph, in which a tensor may replace another one with its values."""
 
     def __init__(self, graph: Graph, layer_names: Collection[str], *, lifts: bool) -> None:
         self._before, self._tensors = graph, dict(graph.tensors)
         self._shapes = {image.name: image.shape for image in graph.images}
         self._shapes |= {name: tensor.shape for name, tensor in graph.tensors.items()}
         self._operations: list[Operation] = []
-        # The tensor that has the values of another one in its own shape, and those that are made
-        # of it, by shape.
+        # The tensor with the same values in another shape, and the tensors reshaped from it.
         self._sources: dict[str, str] = {}
         self._made: dict[tuple[str, tuple[int, ...]], str] = {}
         for operation in graph.operations:
@@ -109,7 +108,7 @@ class _Images:
 
 
 def _on_images(operation: Operation) -> Operation | None:
-    """Returns an operation on sequences for images with one row; None where it may be another."""
+    """Returns an operation on sequences for images with one row; None where it may differ."""
     if isinstance(operation, Moved) and operation.joins:
         axis = operation.options["axis"] + 1
         return dataclasses.replace(operation, options={**operation.options, "axis": axis})

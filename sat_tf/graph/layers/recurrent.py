@@ -19,9 +19,8 @@ _OFF = ("return_state", "time_major")
 _GATES = ("sigmoid", "hard_sigmoid", "relu6_sigmoid")
 _ACTIVATIONS = ("linear", *RECTIFIERS, *sorted(REACHES))
 _USUAL = (
-    "expected one called without a mask, constants and training=True, on tensors of one shape in "
-    "all calls, with an initial_state of zeros or, in one direction, of the model's tensors; call "
-    "it so"
+    "expected calls without a mask, constants and training=True, on tensors of one shape, with an "
+    "initial_state of zeros or, outside of a Bidirectional, of the model's tensors; call it so"
 )
 _CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 
@@ -36,7 +35,7 @@ def misfit_of_recurrence(layer: Any, steps: int | None, *, has_states: bool = Fa
     """Names the setting of a recurrent layer that no layers have, with the fix; None without one.
 
     The number of its steps is None where it is not known. A Bidirectional has the settings of both.
-    An LSTM that is called with first states is computed step by step.
+    An LSTM that is called with initial states is computed step by step.
     """
     if isinstance(layer, L.Bidirectional):
         both = layer.forward_layer, layer.backward_layer

@@ -76,8 +76,8 @@ KINDS: Kinds = {
     StopGradient: _IDENTITY,
     L.MultiHeadAttention: LayerKind(
         quantized=False,
-        fix="sat-tf takes it over sequences, without a mask, or over ones of fixed lengths with "
-        "one of 0 and 1 that is constant or causal, with an output_shape of one size, and without "
+        fix="sat-tf takes it over sequences without a mask, or of fixed lengths with a causal mask "
+        "or a constant one of 0 and 1, with an output_shape of one size, and without "
         "return_attention_scores and activity_regularizer",
         keras3=SAME,
     ),

@@ -82,7 +82,7 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
         units[id(table)] = _latent_unit(table, 2 * LARGEST_INT8)
     if layer.place == WITHIN:  # an LSTM
         cell, top = layer.layer.cell, 2 ** (layer.gate_bits or 8) - 2
-        units |= {id(one): _latent_unit(one, top) for one in (cell.kernel, cell.recurrent_kernel)}
+        units |= {id(k): _latent_unit(k, top) for k in (cell.kernel, cell.recurrent_kernel)}
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
         units |= {id(variable): _LEVEL_CODES * code for variable in layer.output_variables.values()}

@@ -52,7 +52,9 @@ def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatc
     # A red headline is exit status 1, though all codes are equal.
     monkeypatch.setattr(runner, "train", FakeRunner(lost=0.1).train)
     said = told("run glyphs/4bits/pact glyphs/4bits/pact_sat_cg", is_green=False)
-    assert said.count("model.tflite: red: -10.00 points of top-1 beside the float model") == 2
+    assert (
+        said.count("model.tflite: red: -10.00 points of top-1 compared with the float model") == 2
+    )
 
 
 def test_the_former_command_warns_and_works_in_a_clone_and_says_elsewhere_where_it_is(

@@ -117,7 +117,7 @@ def test_the_float_model_is_compared_with_the_file_on_the_same_pictures(segmente
     assert (note.kind == "bad") == (count.agreement < 1.0 - FEW_POINTS)
     assert f"{100 * count.agreement:.2f} %" in note.words
     assert read_certificate(written) == found
-    assert "Beside the float model" in written.with_suffix(".html").read_text()
+    assert "Compared with the float model" in written.with_suffix(".html").read_text()
 
 
 def test_a_float_model_that_parts_is_said_in_red(segmented, tmp_path):
@@ -134,10 +134,13 @@ def test_a_float_model_that_parts_is_said_in_red(segmented, tmp_path):
     assert 0.3 < found.float_outputs[0].agreement < 0.7
     console = Console(record=True, width=200)
     print_certificate(found, "model.tflite", console)
-    assert "Beside the float model: " in console.export_text(clear=False)
+    assert "Compared with the float model: " in console.export_text(clear=False)
     red = next(line for line in console.export_text(styles=True).splitlines() if "Beside" in line)
     assert red.startswith("\x1b[31m")
-    assert '<span class="bad">Beside the float model' in written.with_suffix(".html").read_text()
+    assert (
+        '<span class="bad">Compared with the float model'
+        in written.with_suffix(".html").read_text()
+    )
 
 
 @pytest.mark.thorough

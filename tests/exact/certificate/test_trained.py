@@ -103,7 +103,7 @@ def test_a_file_that_saturates_is_not_headed_in_green(tmp_path):
     assert (found.verdict.kind, found.is_exact) == ("bad", False)
     assert found.verdict.words.startswith(f"0 of {found.codes_compared:,} codes differ, but its")
     parting, saturated = (note.words for note in found.trained_notes)
-    assert parting.startswith("The file's answers part: numbers: values differ by 0.")
+    assert parting.startswith("The file's answers differ: numbers: values differ by 0.")
     share = 100 * found.trained[-1].saturated_share
     assert f"the file saturates: {share:.2g} % of those of numbers" in saturated
     assert f"channel {found.trained[-1].worst_channel}" in saturated
@@ -242,7 +242,7 @@ def test_answers_part_where_more_than_a_few_classes_are_others(few):
     [
         *((count, count, 1, "watch") for count in (5, 6, 29)),
         *((30, 30, 1, "bad"), (29, 0, 1, "watch"), (30, 0, 1, "good")),
-        # Many pixels tell that answers part; few images do not tell that they are kept.
+        # Many pixels tell that answers differ; few images do not tell that they are kept.
         (5, 40, 64, "bad"),
         (5, 0, 64, "watch"),
     ],

@@ -78,7 +78,7 @@ def test_what_is_lost_is_in_the_headline_that_ends_a_command(folder, images, kin
     change(folder, output_folder.CERTIFICATE, float_outputs=[])
     headline = headline_of_folder(folder)
     assert headline.kind == kind
-    on = f"-3.10 points of top-1 beside the float model, on {images} held-out images"
+    on = f"-3.10 points of top-1 compared with the float model, on {images} held-out images"
     assert headline.words == on
     assert conclude("model.tflite", headline, Console(quiet=True)) == (kind != "bad")
 
@@ -87,8 +87,8 @@ def test_the_headline_is_red_where_codes_differ_however_good_the_file_is(tmp_pat
     page = shown(fill(RunFolder(tmp_path), codes_differing=7, layer=HOSTILE))
     assert '<p class="verdict bad">97.03 % top-1 in 636,432 bytes</p>' in page
     assert '<span class="bad">7 of 54,379,166 codes differ</span>' in page
-    assert '<span class="bad">Beside the float model: masks &amp; more: ' in page
-    assert '<span class="good">Beside the float model: classes: ' in page
+    assert '<span class="bad">Compared with the float model: masks &amp; more: ' in page
+    assert '<span class="good">Compared with the float model: classes: ' in page
     # Hostile names are text.
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 2

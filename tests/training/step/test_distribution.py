@@ -134,7 +134,7 @@ def test_two_workers_train_one_model_and_the_first_one_keeps_the_files(tmp_path)
     assert statuses == (0, 0), "\n".join(outputs)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["codes_differing"] == 0
-    assert "LiteRT beside the simulation" in outputs[0]
+    assert "LiteRT against the simulation" in outputs[0]
     assert "epoch" not in outputs[1]
     for said in outputs:  # by TensorFlow, of what it sends, and of a worker that ends first
         assert not [word for word in ("all_reduce", "Collective", "crashed") if word in said]
