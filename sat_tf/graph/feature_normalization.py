@@ -30,6 +30,7 @@ L = keras.layers
 _MOST_VALUES = 2**15
 # The fields of layers with codes of 16 bits; Newton's steps from a root of 8 bits to one of 16.
 _OF_16_BITS, _STEPS = {"activation_bits": 16, "stream_bits": 16}, 2
+_OF_8_BITS = {"stream_bits": 8}  # of what RSQRT reads and makes, whatever the policy has
 # The least Σ x² that a UnitNormalization divides by, in both Kerases.
 _LEAST_SQUARE = 1e-12
 # Settings that weights have of their own.
@@ -181,10 +182,11 @@ def _in_layers(call: OldCall, scalings: list[NewLayer], wide: bool) -> Replaceme
         variance = add(Scaling, "x * c", factor, suffix=end)
     smallest = _LEAST_SQUARE if is_unit else 0.5 * float(layer.epsilon)
     if not is_unit:
-        variance = add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon")
+        fields = _OF_16_BITS if wide else _OF_8_BITS
+        variance = add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon", fields=fields)
     if wide:  # the same values, which are never below 0, with 8 bits
-        add("ReLU", suffix="coarse", fields={})
-    root = add("InverseRoot", smallest, suffix="inverse_root", fields={})
+        add("ReLU", suffix="coarse", fields=_OF_8_BITS)
+    root = add("InverseRoot", smallest, suffix="inverse_root", fields=_OF_8_BITS)
     for _ in range(_STEPS if wide else 0):
         once = add("Multiply", suffix="once", reads=(variance, root))
         add("Multiply", suffix="twice", reads=(once, root))

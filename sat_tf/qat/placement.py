@@ -482,6 +482,7 @@ def _without_wide_kernels(
     roles: Roles, demands: Demands, outputs: Mapping[str, protocol.Quantizer]
 ) -> Iterator[str]:
     """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
+    is_npu = roles.policy.processor.native
     for name, quantizer in outputs.items():
         kinds = {reader: demand for reader, demand in demands.of[name].items() if reader}
         without = [
@@ -489,6 +490,8 @@ def _without_wide_kernels(
             for layer in (name, *kinds)
             if roles.of[layer] is Role.FUNCTION
             and layer_kinds.wide_native_of(roles.network[layer].layer) is None
+            # CPUs compute other functions, such as LayerNormalization, in float32 between codes.
+            and (is_npu or layer_kinds.works_on_each_value(roles.network[layer].layer))
         ]
         if _bits_of(quantizer) != WIDE_BITS or not without:
             continue

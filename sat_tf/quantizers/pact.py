@@ -9,7 +9,7 @@ import numpy as np
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid import ends_of_skew, scale_and_zero
-from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.core.tensors import Namespace, Tensor, namespace
 from sat_tf.quantizers.best_levels import (
     best_clipping_level,
     best_offset_level,
@@ -31,6 +31,8 @@ from sat_tf.quantizers.values import (
     SampledValues,
     Variables,
 )
+
+_SKEW_OF_INT16 = -(2.0**-15)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -145,6 +147,7 @@ class StreamQuantizer(UpToItsLevel):
     """Clips and quantizes a tensor that can be negative: `asymmetric.quantize_skewed`.
 
     Its range is symmetric until `calibrate` sets the variable `skew`, which training moves then.
+    Codes of 16 bits are -32768 to 32767 around 0.
     """
 
     signed = True
@@ -158,11 +161,19 @@ class StreamQuantizer(UpToItsLevel):
         specs = super().variables(shape)
         return {**specs, SKEW: VariableSpec(trainable=True)} if self.skews else specs
 
+    def _skew(self, n: Namespace, variables: Variables) -> Tensor | None:
+        """The skew; None where the range is symmetric."""
+        # Int16 has one more code below 0 than above it, which values below the range get.
+        fixed = _SKEW_OF_INT16 if self.num_bits == grid.WIDE_BITS else None
+        skew = variables.get(SKEW, fixed)
+        return None if skew is None else n.tensor(skew)
+
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        if SKEW not in variables:
-            return super().__call__(inputs, training, variables)
         n = namespace(inputs)
-        level, skew = self.level(variables), n.tensor(variables[SKEW])
+        skew = self._skew(n, variables)
+        if skew is None:
+            return super().__call__(inputs, training, variables)
+        level = self.level(variables)
         # A step shall move the smaller end, κ times α, as far as the larger one: the end's gradient
         # is α times smaller than that of κ, and so is the step of κ.
         factor = self.rate / n.square(n.stop_gradient(level))
@@ -174,12 +185,11 @@ class StreamQuantizer(UpToItsLevel):
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes -a/2..a/2, or where there is a skew -z..a - z."""
-        symmetric = super().code_range(variables)
-        if SKEW not in variables:
-            return symmetric
-        level = variables[CLIPPING_LEVEL]
+        symmetric, level = super().code_range(variables), variables[CLIPPING_LEVEL]
         n = namespace(level)
-        skew = n.maximum(n.minimum(n.tensor(variables[SKEW]), 1.0), -1.0)
+        if (skew := self._skew(n, variables)) is None:
+            return symmetric
+        skew = n.maximum(n.minimum(skew, 1.0), -1.0)
         low, high = ends_of_skew(n.tensor(level), skew, n.where)
         skewed = _from_lowest(high, self.num_bits, low)
         # In a graph only the variable tells which of the two it is.

@@ -460,7 +460,9 @@ class SumWithMap(Draft):
         saturating = low - ends[1] - 2.0 * codes.real_scale, high - ends[0] + 2.0 * codes.real_scale
         clipped = np.clip(self.values, *saturating)
         if np.any(clipped != self.values):
-            scale = np.float32(np.max(np.abs(clipped)) / 127.0)
+            # Sums of 16 bits take no scale that is 256 times as large as theirs.
+            most = 127.0 if codes.bits != WIDE else 2.0**15 - 1.0
+            scale = np.float32(np.max(np.abs(clipped)) / most)
             constant = np.rint(clipped / scale)
         if scale / codes.scale < _SMALLEST_SUMMAND:
             scale = np.float32(_COARSE_SUMMAND * codes.scale)

@@ -216,7 +216,8 @@ def test_attention_of_16_bits_is_exact_in_every_runtime(target, path):
     keras.utils.set_random_seed(3)
     values = L.Input((10, 12), name="values")
     tensor = L.Dense(16, name="embed")(values)
-    tensor = L.Add(name="sum")([tensor, L.MultiHeadAttention(2, 8, name="heads")(tensor, tensor)])
+    attention = L.MultiHeadAttention(2, 8, name="heads")(tensor, tensor, use_causal_mask=True)
+    tensor = L.LayerNormalization(name="rows")(L.Add(name="sum")([tensor, attention]))
     model = keras.Model(values, L.Dense(3, name="head")(tensor))
     data = np.random.default_rng(0).normal(size=(32, 10, 12)).astype(np.float32)
     policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, input_type="int16", target=target)
@@ -224,7 +225,9 @@ def test_attention_of_16_bits_is_exact_in_every_runtime(target, path):
     _assert_exact(found)
     graph = read_graph(path.read_bytes(), "net")
     assert {"BATCH_MATMUL", "SOFTMAX"} <= {one.operators[0] for one in graph.operations}
-    assert set(graph.integer_tensors) == set(wide_tensors(graph))
+    of_8_bits = {*graph.integer_tensors} - {*wide_tensors(graph)}
+    # Ethos-U has RSQRT with 8 bits alone; CPUs normalize in float32 between codes of 16.
+    assert of_8_bits == ({"rows_coarse", "rows_inverse_root"} if target != "litert" else set())
     assert report.cpu_fallback == []
 
 
