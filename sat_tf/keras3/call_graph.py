@@ -22,7 +22,7 @@ LOWER_PRECISIONS = {"float16": 2**-9, "bfloat16": 2**-6}
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class GraphCall:
     """One call of a layer or operation."""
 
     operation: Any  # The Keras 3 layer, nested model or operation that is called.
@@ -117,7 +117,7 @@ class Keras3Graph:
         # Keras has no public view of which of a layer's calls belong to which model.
         by_depth = self._functional._nodes_by_depth
         nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-        calls = [Call(node.operation, node) for node in nodes if not node.is_input]
+        calls = [GraphCall(node.operation, node) for node in nodes if not node.is_input]
         needed = {id(tensor) for tensor in self.outputs}
         for call in reversed(calls):  # calls that only make masks are not needed
             if any(id(tensor) in needed for tensor in call.outputs):

@@ -18,7 +18,7 @@ import tensorflow as tf
 from sat_tf.arguments import training_argument
 from sat_tf.graph.layers.unquantized import LeftFloat
 from sat_tf.graph.shared_layers import template_of
-from sat_tf.keras3.call_graph import Call, Keras3Graph
+from sat_tf.keras3.call_graph import GraphCall, Keras3Graph
 from sat_tf.keras3.operations import KerasOperation
 from sat_tf.messages import reason_of
 from sat_tf.quantizers.quantizing_layer import standing_in
@@ -85,7 +85,7 @@ class OfKeras3(LeftFloat):
 class CarriedOperation:
     """An operation of Keras 3 on tensors of TensorFlow: a layer for each tensor that it makes."""
 
-    def __init__(self, call: Call, fix: str = "") -> None:
+    def __init__(self, call: GraphCall, fix: str = "") -> None:
         operation = call.operation
         args, kwargs = call.symbolic_arguments()
         self._given = keras3.tree.flatten((args, kwargs))

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.arguments import training_argument
-from sat_tf.keras3.call_graph import LOWER_PRECISIONS, Call
+from sat_tf.keras3.call_graph import LOWER_PRECISIONS, GraphCall
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.translator import Translated, to_tf_keras
 from sat_tf.keras3.values import keep_codes
@@ -125,7 +125,7 @@ def _lost(translation: Translated, inputs: list[Any], expected: list[Any]) -> fl
     """The difference that rounding alone makes in the outputs of a model: see the module."""
     draws = np.random.default_rng(_SEED)
 
-    def moved(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
+    def moved(call: GraphCall, function: Any, values: dict[int, Any], name: str) -> list[Any]:
         return [_moved(output, draws) for output in _in_keras3(name, call, values)]
 
     start = [_moved(values, draws) for values in inputs]
@@ -154,7 +154,7 @@ def _moved(values: Any, draws: np.random.Generator) -> Any:
 def _walked(
     translation: Translated,
     inputs: list[Any],
-    outputs_of: Callable[[Call, Any, dict[int, Any], str], list[Any]],
+    outputs_of: Callable[[GraphCall, Any, dict[int, Any], str], list[Any]],
     prefix: str = "",
 ) -> list[Any]:
     """The outputs of a graph of Keras 3, call by call."""
@@ -178,7 +178,7 @@ def _walked(
     return [values[id(tensor)] for tensor in translation.graph.outputs]
 
 
-def _in_tf_keras(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
+def _in_tf_keras(call: GraphCall, function: Any, values: dict[int, Any], name: str) -> list[Any]:
     args, kwargs = (_as_tf(arguments) for arguments in call.filled_in(values, to_tf_keras))
     return _call_tf_keras(function, args, kwargs)
 
@@ -186,7 +186,7 @@ def _in_tf_keras(call: Call, function: Any, values: dict[int, Any], name: str) -
 def _run(translation: Translated, inputs: list[Any], proof: Proof) -> list[Any]:
     """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
 
-    def compared(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
+    def compared(call: GraphCall, function: Any, values: dict[int, Any], name: str) -> list[Any]:
         with _watched(call.operation) as seen:
             outputs = _in_keras3(name, call, values)
         if isinstance(function, QuantizedLayer):
@@ -277,7 +277,7 @@ def difference(expected: Any, received: Any) -> float:
     return gap / float(largest) if largest > 0.0 else float("inf" if gap else 0.0)
 
 
-def _in_keras3(name: str, call: Call, values: dict[int, Any]) -> list[Any]:
+def _in_keras3(name: str, call: GraphCall, values: dict[int, Any]) -> list[Any]:
     operation, (args, kwargs) = call.operation, call.filled_in(values, lambda value: value)
     try:
         outputs = operation(*args, **{**kwargs, **training_argument(operation.call, False)})

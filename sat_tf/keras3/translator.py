@@ -13,7 +13,7 @@ from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
 from sat_tf.graph.layers.unquantized import OF_KERAS3_ALONE
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import layer_table, operations
-from sat_tf.keras3.call_graph import Call, Keras3Graph, functional_of
+from sat_tf.keras3.call_graph import GraphCall, Keras3Graph, functional_of
 from sat_tf.keras3.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
 from sat_tf.keras3.quantized_layer import MARKS
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
@@ -42,7 +42,7 @@ class Translated(NamedTuple):
     model: keras.Model  # The tf_keras model.
     # Every call of the graph, with its function in tf_keras, and for a nested model its
     # translation.
-    calls: list[tuple[Call, Any, "Translated | None"]]
+    calls: list[tuple[GraphCall, Any, "Translated | None"]]
 
     def models(self) -> Iterator["Translated"]:
         """The model and those inside it, at any depth."""
@@ -232,7 +232,7 @@ class Translator:
             raise ValueError(f"{layer.name}: {error}") from error
         return twin
 
-    def _function(self, call: Call) -> Callable[..., Any]:
+    def _function(self, call: GraphCall) -> Callable[..., Any]:
         """Returns the counterpart of an operation in tf_keras; without one, Keras 3's operation."""
         key = id(call.node)
         if key in self._translations:
@@ -275,7 +275,7 @@ class Translator:
         self._translations[id(model)] = translated
         return translated
 
-    def _call(self, call: Call, function: Callable[..., Any], tensors: dict[int, Any]) -> None:
+    def _call(self, call: GraphCall, function: Callable[..., Any], tensors: dict[int, Any]) -> None:
         args, kwargs = call.filled_in(tensors, to_tf_keras)
         is_layer = isinstance(call.operation, keras3.layers.Layer)
         try:

@@ -37,7 +37,7 @@ class CoarseValuesWarning(UserWarning):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Grid:
+class _SharedGrid:
     """A tensor with one grid."""
 
     holder: str  # The quantized layer with the grid.
@@ -49,7 +49,7 @@ class _Grid:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _SeenValues:
     """The values that a batch has in a tensor with one grid."""
 
     real: np.ndarray  # The smallest and the largest value.
@@ -64,7 +64,7 @@ class SharedGrids:
     def __init__(self, network: Network) -> None:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
         self._network, self._grids = network, {grid.holder: grid for grid in grids}
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenValues] = {}
         # The nodes of each normalization, by its last node, with their unrounded outputs.
         self._forms: dict[str, dict[str, Any]] = dict(_normalizations(network))
         self._errors: dict[str, float] = {}
@@ -96,7 +96,7 @@ class SharedGrids:
             values = np.asarray(made)
             step = np.min(np.diff(np.unique(values)), initial=np.inf)
         axes = (slice(None),) * (grid.axis + 1)
-        self._seen[node.name] = _Seen(
+        self._seen[node.name] = _SeenValues(
             _ends(real),
             {name: _ends(values[(*axes, span)]) for name, span in grid.parts.items()},
             {name: len(np.unique(real[(*axes, span)])) for name, span in grid.parts.items()},
@@ -207,13 +207,13 @@ def _quantizer(node: Node) -> Quantizer | None:
     return quantizer if clips or (quantizer is not None and quantizer.observes_range) else None
 
 
-def _of_channels(node: Node, called: str, fix: str) -> _Grid:
+def _of_channels(node: Node, called: str, fix: str) -> _SharedGrid:
     """The grid of a tensor whose channels are the parts."""
     slices = {str(index): slice(index, index + 1) for index in range(node.shape[-1] or 0)}
-    return _Grid(node.name, called, slices, len(node.shape) - 1, fix)
+    return _SharedGrid(node.name, called, slices, len(node.shape) - 1, fix)
 
 
-def _inputs(network: Network) -> Iterator[_Grid]:
+def _inputs(network: Network) -> Iterator[_SharedGrid]:
     """The inputs of real values that nothing preprocesses."""
     for node in network:
         quantizer = _quantizer(node)
@@ -228,7 +228,7 @@ def _inputs(network: Network) -> Iterator[_Grid]:
             yield _of_channels(node, f"features of the input {name}", fix)
 
 
-def _concatenations(network: Network) -> Iterator[_Grid]:
+def _concatenations(network: Network) -> Iterator[_SharedGrid]:
     for node in network:
         layer = inner_layer(node.layer)
         if layer_kinds.combination_of(layer) is not Combination.JOINED:
@@ -248,7 +248,7 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
             "layer of its own read each part, and add what these make"
         )
         for holder in _holders(network, node):
-            yield _Grid(holder, f"parts of {call_name(node)}", slices, axis, fix)
+            yield _SharedGrid(holder, f"parts of {call_name(node)}", slices, axis, fix)
 
 
 def _holders(network: Network, node: Node) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _normalizations(network: Network) -> Iterator[tuple[str, dict[str, Any]]]:
         yield last.name, nodes
 
 
-def _outputs(network: Network) -> Iterator[_Grid]:
+def _outputs(network: Network) -> Iterator[_SharedGrid]:
     """The outputs, and what functions at the end and float layers read, of several channels."""
     for node in network:
         quantizer, size = _quantizer(node), node.shape[-1] if node.shape else None

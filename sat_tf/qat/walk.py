@@ -42,10 +42,10 @@ _MOST_LAYERS = 16
 # The parts of a tensor of a batch: as many images in each but the last.
 Parts = Iterator[tf.Tensor]
 # A function that computes a layer from its inputs, part by part: a tensor each, or a list of them.
-Call = Callable[[Node, Iterator[Any]], Parts]
+PartsCall = Callable[[Node, Iterator[Any]], Parts]
 
 
-def each_part(call: Callable[[Node, Any], tf.Tensor]) -> Call:
+def each_part(call: Callable[[Node, Any], tf.Tensor]) -> PartsCall:
     """Computes every part by itself."""
     return lambda node, chunks: map(functools.partial(call, node), chunks)
 
@@ -74,7 +74,7 @@ class _Tensor:
         return one_by_one(self.parts) if isinstance(self.parts, list) else self.parts
 
 
-def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] = ()) -> None:
+def walk(network: Network, images: Batch, call: PartsCall, *, whole: Collection[str] = ()) -> None:
     """Computes every node of a network; those that are `whole` get their inputs in one part.
 
     `call` is called in the order of the network; later parts may be computed later.

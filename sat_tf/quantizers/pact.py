@@ -174,7 +174,7 @@ class StreamQuantizer(UpToItsLevel):
         if skew is None:
             return super().__call__(inputs, training, variables)
         level = self.level(variables)
-        # A step should move the smaller end, κ times α, as far as the larger one: the end's gradient
+        # A step is to move the smaller end, κ times α, as far as the larger one: the end's gradient
         # is α times smaller than that of κ, and so is the step of κ.
         factor = self.rate / n.square(n.stop_gradient(level))
         skew = scaled_gradient(skew, factor)

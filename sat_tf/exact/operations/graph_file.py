@@ -19,7 +19,7 @@ from sat_tf.exact.operations.tabled import ROWS, Computed, Moved, Reshape
 from sat_tf.exact.tflite import contents as file_contents
 from sat_tf.exact.tflite.contents import Contents, NotUnderstoodError, StoredOperator, StoredTensor
 from sat_tf.exact.tflite.input_range import KEPT_TYPES
-from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
+from sat_tf.exact.tflite.operator_view import OperatorView, ReadingProgress, codes_of
 from sat_tf.exact.tflite.tensors import WIDE, Codes, Image, Tensor, Tensors, is_one_state
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import first_ones, printable, shortened
@@ -103,7 +103,7 @@ class FloatLayerOperator(NotSimulated):
         return cls(names, last_output.name, operator.name, layer), None
 
 
-def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
+def layer_of(operator: StoredOperator, progress: ReadingProgress) -> str | None:
     """Returns the layer left float to which an operator belongs, if any."""
     names = {tensor.name.rsplit(INNER_NAME, 1)[0] for tensor in operator.outputs}
     is_float_layer = len(names) == 1 and names <= progress.float_layers.keys()
@@ -198,7 +198,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
                 f"its input is {image.type} with the scales {first_ones(scales)} and the zero "
                 f"points {first_ones(points)}, expected one of each, of {', '.join(_INPUT_TYPES)}"
             )
-    progress = Progress(tuple(contents.inputs), float_layers)
+    progress = ReadingProgress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
         view = OperatorView(operator, progress)
         if layer_of(operator, progress) is not None:
@@ -224,7 +224,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     return _assembled(contents, name, progress)
 
 
-def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
+def _assembled(contents: Contents, name: str, progress: ReadingProgress) -> Graph:
     """The graph of the operators that have been read."""
     output, *outputs = (end.name for end in contents.outputs)
     return Graph(
@@ -237,7 +237,7 @@ def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
     )
 
 
-def input_image(found: StoredTensor, progress: Progress) -> Image:
+def input_image(found: StoredTensor, progress: ReadingProgress) -> Image:
     """Returns an input of a file as callers see it, once the file's operators are read."""
     shape, dtype = found.shape[1:], found.type.lower()
     if found.scales.size:
@@ -287,7 +287,7 @@ def _add(reading: tuple[Operation, Codes | None], view: OperatorView) -> None:
     view.progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
 
 
-def _check_shape(operation: Operation, progress: Progress) -> None:
+def _check_shape(operation: Operation, progress: ReadingProgress) -> None:
     """Compares its tensor's shape with its result's for an empty batch, which costs nothing.
 
     Operations that move values get two images, of zeros and of ones, and must not mix the images.
@@ -337,14 +337,14 @@ def read_foreign(content: bytes, name: str, states: Mapping[str, str] | None = N
             f"{name}: received a TFLite file whose operators cannot be compared one by one "
             f"({error}); convert the model with inputs of one size."
         ) from error
-    progress = Progress(contents.inputs)
+    progress = ReadingProgress(contents.inputs)
     reasons: dict[str, str] = {}
     for image in contents.inputs:
         if image.type in ("INT8", "INT16"):
             _note(image, progress)
     for operator in contents.operators:
         for place, output in enumerate(operator.outputs):
-            reason = _reason_not_to_read(operator, place, progress)
+            reason = _refusal(operator, place, progress)
             if reason is not None:
                 reasons[output.name] = reason
     graph = _assembled(contents, name, progress)
@@ -359,7 +359,7 @@ def read_foreign(content: bytes, name: str, states: Mapping[str, str] | None = N
         ) from error
 
 
-def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:
+def _refusal(operator: StoredOperator, place: int, progress: ReadingProgress) -> str | None:
     """Reads an operator for one tensor that it makes; returns why it is not simulated, or None."""
     tensors_before, count = dict(progress.tensors), len(progress.operations)
     output = operator.outputs[place]
@@ -390,7 +390,7 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     return reason
 
 
-def _note(tensor: StoredTensor, progress: Progress) -> None:
+def _note(tensor: StoredTensor, progress: ReadingProgress) -> None:
     """Adds a tensor that operations may read; none reads codes of other types than int8."""
     with contextlib.suppress(NotUnderstoodError):
         progress.tensors[tensor.name] = Tensor(tensor.name, tensor.shape[1:], codes_of(tensor))

@@ -16,7 +16,7 @@ _PADDINGS = names_of(tfl.Padding)
 
 
 @dataclasses.dataclass
-class Progress:
+class ReadingProgress:
     """The operators of a file that have been read so far."""
 
     images: tuple[StoredTensor, ...]  # The inputs of the file.
@@ -44,7 +44,7 @@ class OperatorView:
     """One operator, and the operators read before it."""
 
     stored: StoredOperator  # The operator.
-    progress: Progress  # The operators read before it.
+    progress: ReadingProgress  # The operators read before it.
     place: int = 0  # The index of its output here among the operator's outputs.
 
     def source(self, index: int = 0) -> str:

@@ -95,7 +95,7 @@ absolute = _register(shared_layers.absolute)
 gelu_by_tanh = _register(shared_layers.gelu_by_tanh)
 
 
-class Activation(NamedTuple):
+class ActivationFunction(NamedTuple):
     """An activation function."""
 
     reach: Reach | None  # The range of its values; None if not a function between quantizers.
@@ -123,47 +123,47 @@ def _leaky_relu(slope: float) -> NativeFunction | None:
 RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
 # The functions by their names in tf_keras. Smallest values are rounded down to 1e-4.
-ACTIVATIONS: dict[str, Activation] = {
-    "absolute": Activation(
+ACTIVATIONS: dict[str, ActivationFunction] = {
+    "absolute": ActivationFunction(
         POSITIVE, function=absolute, is_broken_line=True, native=NativeFunction("ABS")
     ),
-    "celu": Activation(Reach(-1.0), ("celu",), celu),
-    "elu": Activation(Reach(-1.0), ("elu",), native=NativeFunction("ELU")),
-    "exponential": Activation(POSITIVE, ("exponential",)),
-    "gelu": Activation(
+    "celu": ActivationFunction(Reach(-1.0), ("celu",), celu),
+    "elu": ActivationFunction(Reach(-1.0), ("elu",), native=NativeFunction("ELU")),
+    "exponential": ActivationFunction(POSITIVE, ("exponential",)),
+    "gelu": ActivationFunction(
         Reach(-0.1701), ("gelu",), native=NativeFunction("GELU", {"approximate": False})
     ),
-    "gelu_by_tanh": Activation(
+    "gelu_by_tanh": ActivationFunction(
         Reach(-0.1701), function=gelu_by_tanh, native=NativeFunction("GELU", {"approximate": True})
     ),
-    "hard_shrink": Activation(UNKNOWN, ("hard_shrink",), hard_shrink),
-    "hard_sigmoid": Activation(UNIT),  # Keras 3's has another slope
-    "hard_silu": Activation(
+    "hard_shrink": ActivationFunction(UNKNOWN, ("hard_shrink",), hard_shrink),
+    "hard_sigmoid": ActivationFunction(UNIT),  # Keras 3's has another slope
+    "hard_silu": ActivationFunction(
         Reach(-0.375), ("hard_silu", "hard_swish"), hard_silu, native=_HARD_SWISH
     ),
-    "hard_swish": Activation(Reach(-0.375), native=_HARD_SWISH),
-    "hard_tanh": Activation(SIGNED_UNIT, ("hard_tanh",), hard_tanh),
-    "leaky_relu": Activation(
+    "hard_swish": ActivationFunction(Reach(-0.375), native=_HARD_SWISH),
+    "hard_tanh": ActivationFunction(SIGNED_UNIT, ("hard_tanh",), hard_tanh),
+    "leaky_relu": ActivationFunction(
         Reach(0.0, share=0.2), ("leaky_relu",), tf.nn.leaky_relu, native=_leaky_relu(0.2)
     ),
-    "linear": Activation(None, ("linear",)),
-    "log_sigmoid": Activation(UNKNOWN, ("log_sigmoid",), log_sigmoid),
-    "log_softmax": Activation(None, ("log_softmax",), log_softmax),
-    "mish": Activation(Reach(-0.3089), ("mish",)),
-    "relu": Activation(None, ("relu",)),
-    "relu6": Activation(None, ("relu6",), tf.nn.relu6),
-    "relu6_sigmoid": Activation(UNIT, ("hard_sigmoid",), relu6_sigmoid),
-    "selu": Activation(Reach(-1.7582), ("selu",)),
-    "sigmoid": Activation(UNIT, ("sigmoid",), native=_LOGISTIC),
-    "silu": Activation(Reach(-0.2785)),  # the name of TensorFlow's function
-    "soft_shrink": Activation(UNKNOWN, ("soft_shrink",), soft_shrink),
-    "softmax": Activation(None, ("softmax",), native=_SOFTMAX),
-    "softplus": Activation(POSITIVE, ("softplus",)),
-    "softsign": Activation(SIGNED_UNIT, ("softsign",)),
-    "squareplus": Activation(POSITIVE, ("squareplus",), squareplus),
-    "swish": Activation(Reach(-0.2785), ("silu", "swish")),
-    "tanh": Activation(SIGNED_UNIT, ("tanh",), native=_TANH),
-    "tanh_shrink": Activation(UNKNOWN, ("tanh_shrink",), tanh_shrink),
+    "linear": ActivationFunction(None, ("linear",)),
+    "log_sigmoid": ActivationFunction(UNKNOWN, ("log_sigmoid",), log_sigmoid),
+    "log_softmax": ActivationFunction(None, ("log_softmax",), log_softmax),
+    "mish": ActivationFunction(Reach(-0.3089), ("mish",)),
+    "relu": ActivationFunction(None, ("relu",)),
+    "relu6": ActivationFunction(None, ("relu6",), tf.nn.relu6),
+    "relu6_sigmoid": ActivationFunction(UNIT, ("hard_sigmoid",), relu6_sigmoid),
+    "selu": ActivationFunction(Reach(-1.7582), ("selu",)),
+    "sigmoid": ActivationFunction(UNIT, ("sigmoid",), native=_LOGISTIC),
+    "silu": ActivationFunction(Reach(-0.2785)),  # the name of TensorFlow's function
+    "soft_shrink": ActivationFunction(UNKNOWN, ("soft_shrink",), soft_shrink),
+    "softmax": ActivationFunction(None, ("softmax",), native=_SOFTMAX),
+    "softplus": ActivationFunction(POSITIVE, ("softplus",)),
+    "softsign": ActivationFunction(SIGNED_UNIT, ("softsign",)),
+    "squareplus": ActivationFunction(POSITIVE, ("squareplus",), squareplus),
+    "swish": ActivationFunction(Reach(-0.2785), ("silu", "swish")),
+    "tanh": ActivationFunction(SIGNED_UNIT, ("tanh",), native=_TANH),
+    "tanh_shrink": ActivationFunction(UNKNOWN, ("tanh_shrink",), tanh_shrink),
 }
 REACHES = {name: row.reach for name, row in ACTIVATIONS.items() if row.reach is not None}
 # The functions of tf_keras, or their names there, by the names of the same functions in Keras 3.

@@ -268,7 +268,7 @@ class OperationKind:
     # Computes a call of these functions in Keras 3, whose module it takes in front of TensorFlow's
     # arguments; None where it has no user.
     keras3: Callable[..., Any] | None = None
-    # Makes tf_keras' counterpart of a call of Keras 3's operation, a `keras3.call_graph.Call`;
+    # Makes tf_keras' counterpart of a call of Keras 3's operation, a `keras3.call_graph.GraphCall`;
     # None where it is not known.
     twin: Callable[[Any], Twin] | None = None
     synonyms: tuple[str, ...] = ()  # Other classes of operations in Keras 3 that compute the same.
