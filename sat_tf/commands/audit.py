@@ -32,7 +32,7 @@ DESCRIPTION = """\
 Checks an image model, quantized or not, against the rules of efficient training, and says for each
 linear layer what is wrong and what to do:
   rule I   the classifier's weights are small: kappa_0 below 0.1; from 1 on the softmax saturates
-  rule II  gradients keep their size from layer to layer: normalization right behind each layer, or
+  rule II  gradients keep their size from layer to layer: normalization right after each layer, or
            weights of variance 1/n; kappa_1 and kappa_2 near 1
 and that weights and activations use their codes, and clipping levels cut off only the tail.
 Without images only the weights are audited; with labelled ones, gradients too."""

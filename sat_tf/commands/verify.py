@@ -345,7 +345,7 @@ class _Comparison:
         )
         again = f"--images {options.images} " if options.images else ""
         behind = len(kit.not_compared)
-        left_out = f", {behind} behind float layers left out" if behind else ""
+        left_out = f", {behind} after float layers left out" if behind else ""
         for line in (
             f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "
             f"{len(kit.compared)} tensors{left_out}",

@@ -492,7 +492,7 @@ def _weights_by_their_gradient(
 
 
 def _leads_to(tensor: tf.Tensor, y: tf.Tensor, steps: tuple[str, ...]) -> bool:
-    """Whether a tensor is y behind operations whose gradients, from y on, are `steps`."""
+    """Whether a tensor is y after operations whose gradients, from y on, are `steps`."""
     for step in (*reversed(steps), None):
         while tensor is not y and tensor.op.type in _PASSES_ON:
             tensor = tensor.op.inputs[tensor.value_index]

@@ -24,7 +24,7 @@ def quantize_activation(
                dq/dα = 1 where x >= α;  q/α - x/α where 0 < x < α ("calibrated", Eq. 13) or 0
                there ("pact", the original); 0 where x <= 0.
 
-    It is a rectifier itself: put it in the place of a ReLU, not behind one. A tensor that is
+    It is a rectifier itself: put it in the place of a ReLU, not after one. A tensor that is
     `signed` may be below zero, and is clipped to [-α, α] on the narrow grid:
 
     Forward, with a = 2^b - 2 and the scale s = 2α/a:  q = s · round(clip(x, -α, α) / s).

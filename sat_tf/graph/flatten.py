@@ -389,7 +389,7 @@ def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.L
     config = layer.activity_regularizer.get_config()
     if not set(config) <= {"l1", "l2"}:
         raise ValueError(
-            f"{layer.name}: received activity_regularizer={layer.activity_regularizer!r} behind an "
+            f"{layer.name}: received activity_regularizer={layer.activity_regularizer!r} after an "
             "activation that becomes a layer of its own, expected 'l1', 'l2' or 'l1_l2'; use one "
             "of these, or call model.add_loss."
         )

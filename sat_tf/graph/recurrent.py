@@ -82,7 +82,7 @@ def _recurrence(call: OldCall) -> Replacement | None:
 
 
 def _fused(layers: NewLayers, layer: Any, steps: int) -> None:
-    """Adds an LSTM of all steps, with a slice behind it where the last one is the output."""
+    """Adds an LSTM of all steps, with a slice after it where the last one is the output."""
     settings = {**layer.get_config(), "go_backwards": False, "return_sequences": True}
     settings |= {"dropout": 0.0, "activity_regularizer": None}
     if layer.go_backwards:
@@ -142,7 +142,7 @@ class _Unrolled:
         return self.layers.add(layer, *of, suffix=f"{suffix}_{self.index}", reads=reads)
 
     def activated(self, function: Any, suffix: str, place: int) -> int:
-        """Adds an activation, unless it is linear; returns the place of the values behind it."""
+        """Adds an activation, unless it is linear; returns the place of the values after it."""
         if function is keras.activations.linear:
             return place
         return self.add("Activation", suffix, place, of=(function,))
@@ -180,7 +180,7 @@ class _Sums:
     steps: _Unrolled
     name: str
     size: int
-    row: int  # The place of the products of all inputs, one behind the other.
+    row: int  # The place of the products of all inputs, one after the other.
     dense: NewLayer  # The layer that multiplies a state, in its next call.
 
     def of_inputs(self) -> int:

@@ -258,7 +258,7 @@ def rewritten(
     - A separable convolution becomes a depthwise one, `<name>_depthwise`, and a pointwise one with
       its name; a causal one gets its padding from a layer `<name>_padding` in front.
     - A linear layer with an activation other than a rectifier keeps its name; the activation gets a
-      layer behind it, `<name>_<activation>`.
+      layer after it, `<name>_<activation>`.
     - `x + scale * y`, which is a layer of its own in Keras's InceptionResNetV2, becomes an addition
       with its name and a scaling `<name>_scale` in front.
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
@@ -408,7 +408,7 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
       `<name>_sigmoid`: LOGISTIC and MUL.
     - x · relu6(x + 3) / 6 in layers, factors in any order, becomes a hard-swish with the name of
       the last of them: HARD_SWISH.
-    - A hard-sigmoid becomes a rectifier with its name and a ceiling of 1, behind a factor
+    - A hard-sigmoid becomes a rectifier with its name and a ceiling of 1, after a factor
       `<name>_slope` and a summand `<name>_offset`: an activation of the linear layer in front.
     """
     if call.symbol or not processor.native:

@@ -155,7 +155,7 @@ class MatrixProduct(_Layer):
         return n.matmul(x, y)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The rows of the first matrices and the columns of the second, behind the other axes."""
+        """The rows of the first matrices and the columns of the second, after the other axes."""
         (*axes, rows, _), (*other_axes, y_rows, y_columns) = map(tuple, input_shape)
         columns = y_rows if self.transposed else y_columns
         outer = [b if a == 1 else a for a, b in zip(axes, other_axes, strict=True)]

@@ -89,7 +89,7 @@ def _activation(key: str, value: Any) -> Any:
             return function
     raise ValueError(
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
-        "or a layer behind. " + did_you_mean(name, OF_KERAS3)
+        "or a layer after it. " + did_you_mean(name, OF_KERAS3)
     )
 
 
@@ -208,7 +208,7 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
         raise ValueError(
             f"received an activation ({getattr(activation, '__name__', activation)}) that Keras 3 "
             f"does not call on a symbolic tensor ({reason_of(error)}), expected one of keras.ops; "
-            "write it with keras.ops, or use a layer behind"
+            "write it with keras.ops, or use a layer after it"
         ) from error
     return inner(traced)
 

@@ -180,7 +180,7 @@ def _array_bytes(group: Any) -> int:
                 waiting.append(member)
             elif isinstance(member, h5py.Dataset):
                 if member.external or member.is_virtual:
-                    raise ValueError(f"its {name} is kept in another file")
+                    raise ValueError(f"its data set {name!r} is kept in another file")
                 total += member.nbytes
     return total
 

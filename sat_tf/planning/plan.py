@@ -152,7 +152,7 @@ class Plan(RowTable):
     model: str  # Its name.
     policy: BitPolicy  # The policy that it is quantized by.
     # The layers of the model in graph order, each once, and after each the quantizers that are
-    # inserted behind it.
+    # inserted after it.
     rows: tuple[LayerPlan, ...]
     # Why `quantize_model` refuses the model, with the fix, if it does. Rows are then planned as if
     # the layers that have problems were left float.

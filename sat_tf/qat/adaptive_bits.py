@@ -97,7 +97,7 @@ class AdaptiveBits(keras.Model):
     W shared, θ_b the normalizations, clipping levels and gains of width b. Regularizers of shared
     variables count once, in the loss of the most bits.
 
-    Logs are those of `compile`'s loss and metrics for each width, with its bits behind them, such
+    Logs are those of `compile`'s loss and metrics for each width, with its bits after them, such
     as `accuracy_at_4`, and `loss`, the sum over the widths.
 
     Args:

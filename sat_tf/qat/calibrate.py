@@ -441,7 +441,7 @@ def _observe_best(network: Network, names: Collection[str], batches: Batches) ->
 
 
 def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | None = None) -> None:
-    """Gives the observers behind inputs, but for those of states, the range that images let expect.
+    """Gives the observers after inputs, but for those of states, the range that images let expect.
 
     A margin would cost the resolution of logits in front of a softmax, and what is beyond the
     largest of them is as certain as they are: see `best_levels.best_range_of_logits`.
@@ -527,7 +527,7 @@ def _is_logits(network: Network, node: Node) -> bool:
     """Whether a softmax over the last axis, alone, reads the observed tensor of a layer."""
     layer = inner_layer(node.layer)
     if layer_kinds.is_softmax(layer):
-        return layer_kinds.role_of(layer) is Role.LINEAR  # Its own softmax is behind the observer.
+        return layer_kinds.role_of(layer) is Role.LINEAR  # Its own softmax is after the observer.
     readers = [inner_layer(reader.layer) for reader in network.consumers(node.name)]
     are_softmax = all(
         layer_kinds.is_softmax(reader) and getattr(reader, "axis", -1) == -1 for reader in readers

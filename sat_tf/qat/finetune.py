@@ -181,7 +181,7 @@ def finetune(
         say(f"{when} held-out {title} {100 * held['score']:.2f} %")
 
     if backup is not None and backup.epochs:
-        say(f"going on behind epoch {backup.epochs} of {epochs}, which {folder} holds")
+        say(f"going on after epoch {backup.epochs} of {epochs}, which {folder} holds")
         backup.set_model(trainer)
         backup.on_train_begin()
     else:

@@ -78,7 +78,7 @@ class FileArray:
             ) from error
 
     def append(self, values: np.ndarray) -> None:
-        """Puts rows behind the last one."""
+        """Puts rows after the last one."""
         end = len(self)
         self.shape = (end + len(values), *self.shape[1:])
         self[end:] = values
@@ -93,7 +93,7 @@ Batch = tuple[np.ndarray, ...]
 
 
 class _Collected:
-    """The rows of batches one behind the other; a single array is the user's own, and no copy."""
+    """The rows of batches one after the other; a single array is the user's own, and no copy."""
 
     rows: Rows | None = None
 
@@ -333,7 +333,7 @@ class TrainingBatches(keras.callbacks.Callback):
                 continue
             draw = np.random.default_rng((self.seed, self._epoch, int(place)))
             return cut(image, self.shape, draw), self.labels[number]
-        raise ValueError(f"no image of the training can be read ({failure})")
+        raise ValueError(f"no training image can be read ({failure})")
 
 
 def cut(image: np.ndarray, shape: tuple[int, ...], draw: np.random.Generator) -> np.ndarray:

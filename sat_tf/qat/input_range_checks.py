@@ -10,7 +10,7 @@ is fed values hundreds of times too large, if it tells the classes apart on smal
 by cross-entropy has no gradient that would take it there.
 
 The first normalizations of a network remember what the model was trained on: their means and
-variances are those of the pixels behind a convolution or two. Images in the range of the training
+variances are those of the pixels after a convolution or two. Images in the range of the training
 have them again, and those of another usual range are several standard deviations off. They are
 asked before a calibration estimates them anew, which would make them fit any range. After n steps a
 moving average of momentum μ still has the share μ^n of its first value: statistics that some n
@@ -57,7 +57,7 @@ from sat_tf.quantizers.seen_values import (
 # -- what the graph and the answers tell ----------------------------------------------------------
 
 _COMPARED = (PIXELS, InputRange((0.0,), (1.0,)), NAMED["tf"])
-# How far apart the pixels 0 and 255 may be behind the layers that convert them. To subtract a mean
+# How far apart the pixels 0 and 255 may be after the layers that convert them. To subtract a mean
 # leaves 255; Normalization makes 2 to 25, or 100 of pictures without contrast.
 _LEAST_SPAN, _MOST_SPAN = 0.1, 500.0
 
@@ -97,7 +97,7 @@ def converting_layer(network: Network, node: Node, fed: InputRange) -> str | Non
 
 
 def _converted(network: Network, node: Node) -> list[Node] | None:
-    """The layers behind an input that convert it one after the other; None where none do."""
+    """The layers after an input that convert it one after the other; None where none do."""
     converters: list[Node] = []
     while True:
         readers = network.consumers(node.name)
@@ -113,7 +113,7 @@ def _converted(network: Network, node: Node) -> list[Node] | None:
 
 
 def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
-    """How far the ends of a range are apart behind layers, on the widest channel."""
+    """How far the ends of a range are apart after layers, on the widest channel."""
     shape = tuple(size or 1 for size in node.shape)
     if fed.channels not in (None, shape[-1] if shape else None):
         return None
@@ -338,7 +338,7 @@ def _alike(left: InputRange, right: InputRange) -> bool:
 
 
 def first_norms(network: Network, name: str) -> list[Node]:
-    """The normalizations behind an input that have no other one in front, and moving statistics."""
+    """The normalizations after an input that have no other one in front, and moving statistics."""
     norms: list[Node] = []
     for node in network:
         layer = inner_layer(node.layer)

@@ -24,7 +24,7 @@ def input_nodes(network: Network) -> dict[str, Node]:
     for node in network:
         quantizer = output_quantizer(node.layer)
         if quantizer is not None and quantizer.input_type is not None:
-            # It may stand behind preprocessing in float.
+            # It may stand after preprocessing in float.
             image = network.origin(node.inputs[0], lambda maker: maker.name not in network.inputs)
             nodes[image.name] = node
     return nodes
@@ -56,7 +56,7 @@ def input_types(network: Network) -> dict[str, str]:
 
 
 def kept_inputs(network: Network) -> frozenset[str]:
-    """The inputs that only layers left float, or tables, read; of a float model, all."""
+    """The inputs that only layers left float and tables read; all inputs of a float model."""
     marked = input_nodes(network)
     return frozenset(
         name
@@ -213,7 +213,7 @@ def states_codes(node: Node, policy: BitPolicy) -> bool:
 
 
 def entrance(network: Network, name: str, policy: BitPolicy) -> str:
-    """The tensor that is quantized in place of an input, behind preprocessing done in float."""
+    """The tensor that is quantized in place of an input, after preprocessing done in float."""
     while (
         policy.type_of(name) == "float32" or layer_kinds.role_of(network[name].layer) is Role.AFFINE
     ):
@@ -269,7 +269,7 @@ def apply_fold(
     norms: Sequence[keras.layers.Layer],
     kernel: np.ndarray | None = None,
 ) -> None:
-    """Makes a layer, of an effective kernel, and the normalizations behind it read p."""
+    """Makes a layer, of an effective kernel, and the normalizations after it read p."""
     if layer_kinds.is_batch_normalization(layer):
         mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
         layer.moving_mean.assign((mean - fold.shift) / fold.ratio)
@@ -304,7 +304,7 @@ def _readers(network: Network, name: str, fold: Fold | None) -> Iterator[tuple[N
 
 
 def _moved(node: Node, fold: Fold | None) -> Fold | None:
-    """The change behind a layer of data movement; None if sat-tf does not follow it."""
+    """The change after a layer of data movement; None if sat-tf does not follow it."""
     support = layer_kinds.find_support(node.layer)
     if fold is None or support.keeps_channels:
         return fold
@@ -340,7 +340,7 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
         return dataclasses.replace(fold, layer=layer.name)
     norms = norms_behind(network, node, lambda norm: layer_kinds.role_of(norm.layer) is Role.NORM)
     if not norms:
-        raise _NoFoldError("it has no bias, and other than BatchNormalization behind it")
+        raise _NoFoldError("it has no bias, and other than BatchNormalization after it")
     return dataclasses.replace(fold, layer=layer.name, norms=norms)
 
 

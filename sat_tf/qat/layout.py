@@ -307,7 +307,7 @@ def maker_of_codes(network: Network, name: str) -> Node:
 
 
 def user_name(node: Node) -> str:
-    """The name that the user knows a node of an `arranged` network by."""
+    """The user's name for a node of an `arranged` network."""
     return node.known_as if isinstance(node, PlacedNode) else node.name
 
 
@@ -344,7 +344,7 @@ def non_finite_weights(network: Network) -> list[str]:
 def _warn_of_float_layers(
     network: Network, annotations: Collection[str], placement: Placement, policy: BitPolicy
 ) -> None:
-    """Warns of layers behind annotated ones that would be integers with an annotation, too."""
+    """Warns of layers after annotated ones that would be integers with an annotation, too."""
     if not placement.roles.quantize_activations:
         return
 

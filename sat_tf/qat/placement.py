@@ -82,7 +82,7 @@ class Placement:
     # all calls of a layer.
     configs: Mapping[str, PlacedConfig]
     insertions: Sequence[Insertion]  # The inserted quantizers.
-    # For every call of a linear layer with nothing but BatchNormalization right behind it, these
+    # For every call of a linear layer with nothing but BatchNormalization right after it, these
     # layers; the others are rescaled.
     norms_behind: Mapping[str, tuple[str, ...]]
     # For each tensor without integers of its own, the reader that absorbs it.
@@ -94,7 +94,7 @@ class Placement:
     starts: Mapping[str, Start]
 
     def behind(self, name: str) -> list[Insertion]:
-        """The quantizers inserted behind one call of a layer."""
+        """The quantizers inserted after one call of a layer."""
         return [insertion for insertion in self.insertions if insertion.tensor == name]
 
     def absorbing(self, name: str) -> str:
@@ -240,7 +240,7 @@ def _grids(
     absorbed_by: dict[str, str] = {}
 
     def has_grid(name: str) -> bool:
-        """Whether a layer's output, or that of the only one that reads it, is quantized."""
+        """Whether the output of a layer, or of the layer that absorbs it, is quantized."""
         while name in absorbed_by:
             name = absorbed_by[name]
         return name in grids
@@ -402,7 +402,7 @@ def _start(
     problems: list[str],
     in_front_of: Collection[str] = (),
 ) -> Start:
-    """The quantizer of a tensor, behind its layer or before some readers, at its first level."""
+    """The quantizer of a tensor, after its layer or before some readers, at its first level."""
     name, layer, policy = node.name, node.layer, roles.policies[node.name]
     ranges, is_function = roles.ranges, roles.of[name] is Role.FUNCTION
     negative, reach = ranges.is_negative(name), ranges.reach(name)
@@ -530,7 +530,7 @@ def _without_grid_of_state(
 def _of_inputs(
     roles: Roles, fed_by: Mapping[str, str], of_states: Collection[str]
 ) -> Iterator[Insertion]:
-    """The quantizers of inputs, behind their preprocessing; `of_states` leave as states again."""
+    """The quantizers of inputs, after their preprocessing; `of_states` leave as states again."""
     policy = roles.policy
     for name in roles.network.inputs:
         if name in roles.kept:
@@ -560,7 +560,7 @@ def _of_inputs(
 
 
 def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[int, str], list[str]]:
-    """The linear layers that read a tensor, or an identity behind it, at bits of their own."""
+    """The linear layers that read a tensor, or an identity after it, at bits of their own."""
     readers: dict[tuple[int, str], list[str]] = {}
     for reader in roles.network.consumers(node.name):
         policy, role = roles.policies[reader.name], roles.of[reader.name]

@@ -126,7 +126,7 @@ class BitPolicy:
             model does. False is the paper.
         rescale: "stddev" (Eq. S23) gives a kernel the size that it has in float, "constant" (SAT,
             Eq. 10, the paper) one that does not change in training, "none" that of its range; on
-            linear layers without BatchNormalization right behind them.
+            linear layers without BatchNormalization right after them.
         clipping_gradient: "calibrated" (CG-PACT, Eq. 13) or "pact".
         clipping_level_rate: factor on the gradient of clipping levels. 1 is the paper; less keeps
             calibrated ones from jumping about at high learning rates.

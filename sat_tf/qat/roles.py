@@ -51,7 +51,7 @@ class Roles:
     problems: Sequence[str] = ()  # Why layers cannot have a role.
     linear: Sequence[str] = ()  # The calls of layers whose weights are quantized.
     first: frozenset[str] = frozenset()  # The linear calls with no linear call before them.
-    last: frozenset[str] = frozenset()  # The linear calls with no linear call behind them.
+    last: frozenset[str] = frozenset()  # The linear calls with no linear call after them.
 
     @property
     def quantize_activations(self) -> bool:
@@ -95,7 +95,7 @@ class Roles:
         return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
 
     def demands(self, name: str) -> dict[str | None, str]:
-        """The demand of each reader of the output of `name`, also from behind data movement."""
+        """The demand of each reader of the output of `name`, also through data movement."""
         demands: dict[str | None, str] = {}
         if name in self.network.outputs:
             demands[None] = "stream" if name in self.states else _OUTPUT
@@ -225,7 +225,7 @@ def _with_tables_told_apart(roles: Roles) -> Roles:
 def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
     """Leaves layers and inputs float whose ids, or non-real values, others take as they are."""
     network, policy = roles.network, roles.policy
-    # Readers come first: whether a layer stays float depends on the roles of those behind it.
+    # Readers come first: whether a layer stays float depends on the roles of those after it.
     for node in reversed(list(network)):
         name, ids = node.name, _readers_of_ids(roles, node)
         is_input = name in network.inputs
@@ -272,7 +272,7 @@ def _readers_of_ids(roles: Roles, node: Node) -> list[str]:
 def _with_functions_told_apart(roles: Roles) -> Roles:
     """A smooth function, or an NPU's mean, at the end is part of the output; others are not."""
     network, native = roles.network, roles.policy.processor.native
-    # Readers come first: whether a function is at the end depends on the roles of those behind it.
+    # Readers come first: whether a function is at the end depends on the roles of those after it.
     for node in reversed(list(network)):
         if layer_kinds.is_a_broken_line(node.layer):
             continue

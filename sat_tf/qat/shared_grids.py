@@ -244,7 +244,7 @@ def _concatenations(network: Network) -> Iterator[_SharedGrid]:
             for place, (name, both) in enumerate(zip(names, ends, strict=True))
         }
         fix = (
-            "make the parts alike in size, as with a BatchNormalization behind each, or let a "
+            "make the parts alike in size, as with a BatchNormalization after each, or let a "
             "layer of its own read each part, and add what these make"
         )
         for holder in _holders(network, node):

@@ -238,7 +238,7 @@ class Sample:
         return max(-self.ends[0], self.ends[1])
 
     def take(self, parts: Sequence[tf.Tensor]) -> None:
-        """Looks at one batch of the tensor, whose parts are one behind the other."""
+        """Looks at one batch of the tensor, whose parts are one after the other."""
         # The parts are never joined in one copy: a batch may be most of the memory.
         arrays = [np.asarray(part).astype(np.float32, copy=False).reshape(-1) for part in parts]
         size = sum(array.size for array in arrays)

@@ -243,7 +243,7 @@ class ImageQuantizer(PixelQuantizer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Makes a quantizer of a config, which in earlier versions was the highest value alone."""
+        """Makes a quantizer from a config; earlier versions saved the highest value alone."""
         if "image_max" in config:
             return cls(high=config["image_max"], observes=False)
         return cls(**config)

@@ -233,7 +233,7 @@ class WeightRequest:
     grid: str = "auto"  # `weight_grid` of the policy.
     range: str = "channel"  # "channel" or "layer": `weight_range` of the policy.
     detach_max: bool = False  # `detach_max` of the policy.
-    # `rescale` of the policy; None for a layer with BatchNormalization right behind it.
+    # `rescale` of the policy; None for a layer with BatchNormalization right after it.
     rescale: str | None = None
     # Whether the latent weights will start where they keep the float layer's function.
     keeps_function: bool = False

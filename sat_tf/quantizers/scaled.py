@@ -107,7 +107,7 @@ class ScaledQuantizer(RoundedWeights):
     """Latent weights to effective weights of their own size, with scales for layer or channels.
 
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
-    None). c is SAT's constant rescaling (Eq. 10) of layers without BatchNormalization right behind
+    None). c is SAT's constant rescaling (Eq. 10) of layers without BatchNormalization right after
     them, where the policy has rescale="constant", and 1 otherwise. Backward: c carries its
     gradient: see `dorefa.without_size`. The gain is the fixed variable `rescale_gain`, which gives
     a pretrained layer its size back; it exists where there is a rescaling.

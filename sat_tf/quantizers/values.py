@@ -77,7 +77,7 @@ class CodeRange:
 
 
 # The places of the quantizer of a layer's output.
-BEHIND = "behind"  # behind the whole layer
+BEHIND = "behind"  # after the whole layer
 ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
 BEFORE_ACTIVATION = "before activation"  # in front of a softmax
 INSTEAD = "instead"  # instead of the whole layer, which rectifies

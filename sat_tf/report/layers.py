@@ -93,7 +93,7 @@ class ActivationProbe:
 
 
 def _measured_activation(layer: QuantizedLayer, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """How many values of `before` are clipped, and then how many of `after` have each code."""
+    """Counts the clipped values of `before`, followed by the values of `after` with each code."""
     quantizer: Any = clipping_quantizer(layer)
     codes = quantizer.code_range(layer.output_variables)
     scale, lowest, intervals = codes.scale, codes.lowest, tf.cast(codes.intervals, tf.int32)

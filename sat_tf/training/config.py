@@ -277,7 +277,7 @@ class FolderChoice(NamedTuple):
         return f"data.options.data_dir={json.dumps(self.data_dir, ensure_ascii=False)}"
 
     def overrides(self, changes: Iterable[str] = ()) -> list[str]:
-        """The settings, as `parse_config` takes them; stages that changes shorten warm up less."""
+        """The settings, as `parse_config` takes them; short stages of the changes warm up less."""
         stride = 2 if self.size.image_size >= _FULL_STRIDE_FROM else 1
         size, warmups = self.size, []
         for setting in changes:

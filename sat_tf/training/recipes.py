@@ -120,8 +120,8 @@ class WeightAverage(tf.Module):
             replica_variable(
                 tf.convert_to_tensor(weight),
                 "average",
-                # Statistics of each replica's own images, and so their averages, are saved as
-                # their mean.
+                # Statistics of each replica's own images are saved as their mean, and so are their
+                # averages.
                 aggregation=weight.aggregation
                 if weight.synchronization == tf.VariableSynchronization.ON_READ
                 else tf.VariableAggregation.ONLY_FIRST_REPLICA,

@@ -381,7 +381,7 @@ def test_training_that_is_stopped_goes_on_behind_its_last_epoch(told, out, monke
     assert "1 of 3 epochs of the training; the same command goes on" in said
     said = told(f"{words} --resume", DONE)
     assert "Going on with all of the reconstruction" in said
-    assert "going on behind epoch 1 of 3" in said
+    assert "going on after epoch 1 of 3" in said
     assert not (out / "training_backup").exists()
     resumed = keras.models.load_model(out / "quantized.keras").get_weights()
     for one, other in zip(expected, resumed, strict=True):

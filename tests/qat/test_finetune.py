@@ -87,7 +87,7 @@ def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(tmp_p
         _tuned(parted, callbacks=[ctrl_c], **options)
     said = []
     resumed = _tuned(again, is_expected=True, say=said.append, **options)
-    assert said[0].startswith("going on behind epoch 1 of 3")
+    assert said[0].startswith("going on after epoch 1 of 3")
     assert sum(words.startswith("epoch ") for words in said) == 2
     np.testing.assert_array_equal(np.array(resumed.epochs), np.array(expected.epochs))
     assert resumed.kept_epoch == expected.kept_epoch

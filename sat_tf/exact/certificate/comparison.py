@@ -303,7 +303,7 @@ class TrainedCounter:
                 remade = self._as_told_apart(name, remade)
                 of_keras, counted = stored[name][:count], self._tensors[name]
                 both = np.stack([remade, of_keras], axis=1)
-                # Codes that no image changes, as behind a first state of 0, count once.
+                # Codes that no image changes, as after a first state of 0, count once.
                 is_constant = np.array_equal(both, np.broadcast_to(both[:1], both.shape))
                 compared = both[:1] if is_constant else both
                 counted.alone_compared += compared[:, 0].size

@@ -121,7 +121,7 @@ def wrong_before(contents: Contents) -> Iterator[str]:
             f"{first_ones(tensors)}: the windows of padding='same' end in front of the last row or "
             f"column, which XNNPACK computes wrongly in LiteRT before {FIRST_WITH_EARLY_ENDS}, and "
             "in tf.lite.Interpreter of TensorFlow 2.21, without a word; run the file in a later "
-            "LiteRT, or build the layer with padding='valid' behind a ZeroPadding2D"
+            "LiteRT, or build the layer with padding='valid' after a ZeroPadding2D"
         )
 
 

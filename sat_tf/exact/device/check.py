@@ -220,7 +220,7 @@ def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
     if versions["ai-edge-litert"] != kit["litert"]:
         print(f"note       the kit was made with ai-edge-litert {kit['litert']}")
     if kit["not_compared"]:
-        print(f"note       {len(kit['not_compared'])} tensors behind float layers not compared")
+        print(f"note       {len(kit['not_compared'])} tensors after float layers not compared")
     if device["outputs_differing"]:
         print(f"DIFFERS    {device['outputs_differing']} outputs where no tensors are kept")
     differing = [row for row in rows if row["images"]]

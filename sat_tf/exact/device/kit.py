@@ -136,7 +136,7 @@ def write_kit(
     compared, skipped = tensors_of(subject.graph)
     if not compared:
         raise ValueError(
-            f"{subject.path}: received a file whose integers all come behind layers left float "
+            f"{subject.path}: received a file whose integers all come after layers left float "
             f"({', '.join(subject.graph.float_layers)}), expected one with some before; no two "
             "machines need agree on float values, so that there is nothing to compare."
         )

@@ -80,7 +80,7 @@ def _in_float32(
 def _in_integers(grid: AxisGrid, *, bits: int = 10) -> Places:
     """Returns the builtin kernels' places: positions in units of 2^-10, a rounded step apart.
 
-    A weight is negative in front of the first place, where both neighbours are the first one. Steps
+    A weight is negative before the first place, where both neighbours are the first one. Steps
     that are rounded up may lead past the last place: the kernels read there, beyond the image.
     """
     (before, after), unit = grid.intervals, 1 << bits

@@ -300,7 +300,7 @@ class RowLookup(Operation):
         return self.table[ids].astype(np.int32)
 
     def write(self, writer: Writer) -> None:
-        """Adds GATHER, which takes ids of any shape, behind a CAST unless they are int32."""
+        """Adds GATHER, which takes ids of any shape, after a CAST unless they are int32."""
         name, graph = self.output, writer.graph
         scales = np.atleast_1d(graph.codes(name).scale)
         table = writer.kernel(f"{name}/table", self.table, Storage.INT8, scales, 0)

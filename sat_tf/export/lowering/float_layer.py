@@ -165,7 +165,7 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
     elif batch is None:
         fault = "LiteRT does not run as TensorFlow's converter writes it"
     elif parsed is None:
-        fault = f"makes {batch} of one image"
+        fault = f"makes {batch} results of one image"
     elif len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
         fault = "becomes more than builtin operators in a row, such as a loop"
     elif any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
@@ -173,7 +173,7 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
     else:
         return content
     *front_layers, layer = layers
-    suffix = f" behind {', '.join(front.name for front in front_layers)}" if front_layers else ""
+    suffix = f" after {', '.join(front.name for front in front_layers)}" if front_layers else ""
     text = (
         f"received {kind_of(layer)}{suffix} that is left float and that {fault}, expected a layer "
         "of builtin TFLite operators that takes each image by itself; replace it, or end the model "

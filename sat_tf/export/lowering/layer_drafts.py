@@ -43,7 +43,7 @@ from sat_tf.graph.layers.kind import NativeFunction
 
 
 def _scaled_spread(spread: np.ndarray | float, slope: np.ndarray) -> np.ndarray:
-    """Returns a spread times |slope|: 0 for a slope of 0, also where it is unknown, infinite."""
+    """Returns a spread times |slope|: 0 for a slope of 0, even if the spread is infinite."""
     return np.where(slope == 0.0, 0.0, spread) * np.abs(slope)
 
 

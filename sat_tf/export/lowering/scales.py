@@ -423,7 +423,7 @@ def make_portable(graph: Graph) -> Graph:
         warnings.append(
             f"{operation.output}: on Arm, {max(portability.differing.values()):,} of "
             f"{portability.inputs:,} possible inputs of this {operation.operators[0]} get another "
-            f"code than on x86, and {reason}; a quantizer behind it, with a grid or a range of its "
+            f"code than on x86, and {reason}; a quantizer after it, with a grid or a range of its "
             "own, may"
         )
     return dataclasses.replace(graph, moved_scales=moved, warnings=tuple(warnings))

@@ -119,7 +119,7 @@ class Combination(enum.Enum):
     PRODUCT = "their product"
     MAXIMUM = "the largest values"
     MINIMUM = "the smallest values"
-    JOINED = "one behind the other"
+    JOINED = "one after the other"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +217,7 @@ class LayerKind:
     # Sat-tf quantizes it; else it is left float, or first rewritten as other layers.
     quantized: bool = True
     fix: str = ""  # The fix for a layer that is not quantized.
-    # Returns why no file can have it, quantized or float, behind a tensor of a rank, counted
+    # Returns why no file can have it, quantized or float, after a tensor of a rank, counted
     # without the batch, or None.
     refuse_at: Callable[[Any, int], str | None] = lambda layer, rank: None
     kernels: tuple[Kernel, ...] = ()  # The kernels it multiplies by, in order.

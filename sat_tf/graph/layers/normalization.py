@@ -2,7 +2,7 @@
 
 `Rescaling` and `Normalization` compute y = slope · x + offset. Where a positive factor without an
 offset reads the image, its integers stay the same, on another scale. Any other layer of the two
-gets 8-bit codes of its own: with an offset, zero padding behind it is not a pixel, so that it
+gets 8-bit codes of its own: with an offset, zero padding after it is not a pixel, so that it
 cannot be folded into the first layer.
 """
 

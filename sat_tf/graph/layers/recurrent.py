@@ -72,7 +72,7 @@ def misfit_of_recurrence(layer: Any, steps: int | None, *, has_states: bool = Fa
         return (
             f"{received} of {steps} steps, expected at most {MOST_STEPS}, each of which has its "
             "own operators in the file; use an LSTM of tanh and sigmoid, which is one operator, or "
-            "fewer steps, as behind a Conv1D with strides"
+            "fewer steps, as after a Conv1D with strides"
         )
     return None
 

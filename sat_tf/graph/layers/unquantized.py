@@ -36,7 +36,7 @@ class LeftFloat(keras.layers.Layer):
     fix = ""  # the advice on what to use in its place
 
 
-_OPEN_SIZE = "the size of images is unknown behind it; use RandomZoom, or resize in the data"
+_OPEN_SIZE = "the size of images is unknown after it; use RandomZoom, or resize in the data"
 _IN_INFERENCE = "it acts in inference too; augment the data"
 _OF_SOUND = "compute it in front of the model"
 _IN_BOTH = LayerKind(quantized=False, keras3=SAME)

@@ -45,7 +45,7 @@ def _layers_of_two(
     return _scaled(tensors[0], used_formula, y if is_keras(x) else x)
 
 
-# Arguments of tf.linalg.matmul behind its two tensors.
+# Arguments of tf.linalg.matmul after its two tensors.
 _OPTIONS = (
     *("transpose_a", "transpose_b", "adjoint_a", "adjoint_b"),
     *("a_is_sparse", "b_is_sparse", "output_type"),

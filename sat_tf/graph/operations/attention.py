@@ -2,7 +2,7 @@
 
     scores = (x W_q) / sqrt(d) · (x W_k)ᵀ,   y = (softmax(scores) · (x W_v)) W_o
 
-The projections are Dense layers of all heads at once, and each head is a matrix behind the batch.
+The projections are Dense layers of all heads at once, and each head is a matrix after the batch.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def _parts(equation: str) -> tuple[str, str] | None:
     """
     operands, _, result = equation.replace(" ", "").partition("->")
     tensor, _, kernel = operands.partition(",")
-    if tensor.startswith("..."):  # axes in front of the others, not behind them
+    if tensor.startswith("..."):  # axes in front of the others, not after them
         tensor, result = tensor.removeprefix("..."), result.removeprefix("...")
     if "." in tensor + kernel + result:
         return None

@@ -354,10 +354,8 @@ def _squeeze_twin(call: Any) -> Twin:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-_PIECES = "sat-tf takes parts of known sizes along an axis behind the batch"
-_GATHERED = (
-    "sat-tf takes a number or a list of numbers, 0 and above, along an axis behind the batch"
-)
+_PIECES = "sat-tf takes parts of known sizes along an axis after the batch"
+_GATHERED = "sat-tf takes a number or a list of numbers, 0 and above, along an axis after the batch"
 
 
 def _of_blocks(name: str, layer: str, keras3: Any) -> tuple[OperationKind, OperationKind]:
@@ -396,7 +394,7 @@ OPERATIONS = (
     OperationKind(
         "get_item",
         ("__operators__.getitem",),
-        fix="sat-tf takes numbers and slices of positive strides behind the batch, as in "
+        fix="sat-tf takes numbers and slices of positive strides after the batch, as in "
         "x[:, 1:, ::2]; tf.expand_dims adds dimensions",
         layers=_sliced,
         keras3=lambda keras3, x, key: _item_of(x, key),
@@ -413,7 +411,7 @@ OPERATIONS = (
     OperationKind(
         "reshape",
         ("reshape",),
-        fix="sat-tf takes shapes whose sizes behind the batch are known, and that leave each image "
+        fix="sat-tf takes shapes whose sizes after the batch are known, and that leave each image "
         "its values",
         layers=_reshaped,
         keras3=lambda keras3, tensor, shape: keras3.ops.reshape(tensor, tuple(shape)),
@@ -436,7 +434,7 @@ OPERATIONS = (
     OperationKind(
         "roll",
         ("roll",),
-        fix="sat-tf takes a number along one axis behind the batch, whose size is known",
+        fix="sat-tf takes a number along one axis after the batch, whose size is known",
         layers=_rolled,
     ),
     *_of_blocks("space_to_depth", "SpaceToDepth", _space_to_depth),
@@ -453,7 +451,7 @@ OPERATIONS = (
     OperationKind(
         "stack",
         ("stack",),
-        fix="sat-tf takes tensors of known sizes, along an axis behind the batch",
+        fix="sat-tf takes tensors of known sizes, along an axis after the batch",
         layers=_stacked,
         keras3=lambda keras3, values, axis=0: keras3.ops.stack(values, axis),
         twin=with_settings("axis"),

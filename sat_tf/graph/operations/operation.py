@@ -236,7 +236,7 @@ def number_of(value: Any) -> float | None:
 
 
 def axis_of(tensor: Any, value: Any) -> int | None:
-    """An axis behind the batch, counted with it; None for the batch, and for anything else."""
+    """An axis after the batch, counted with it; None for the batch, and for anything else."""
     axis = constant_of(value)
     if axis is None or axis.ndim or axis.dtype.kind not in "iu":
         return None

@@ -205,7 +205,7 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
             "a mean among them."
         )
     even = _ROUNDING * (np.max(np.abs(errors)) or 1.0) * np.arange(columns) ** 2
-    # The least sums of the channels so far, by what they have spent, behind those of less than 0.
+    # The least sums of the channels so far, by what they have spent, after those of less than 0.
     least = np.full(spent + columns, np.inf)
     least[columns - 1] = 0.0
     choices = []

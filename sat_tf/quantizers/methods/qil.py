@@ -4,7 +4,7 @@ Jung et al., "Learning to Quantize Deep Networks by Optimizing Quantization Inte
 Loss", CVPR 2019, Eq. 2 to 5, with γ = 1. They learn an interval of activations as well, which is
 another method here.
 
-The paper's weights lie in [-1, 1], because BatchNormalization behind the layer gives them any size.
+The paper's weights lie in [-1, 1], because BatchNormalization after the layer gives them any size.
 Here they are multiplied by the end of the interval, c + d, without a gradient: they have the size
 of the latent weights, so that a pretrained layer keeps its function, with or without normalization.
 """

@@ -60,7 +60,7 @@ def audit(
 
     Rule I: kappa_0 = n VAR[Ξ] / k²_pool of the classifier is far below 1. Rule II: the variance of
     the gradient keeps its size from layer to layer: each linear layer has normalization right
-    behind it, or weights whose variance is about one over its number of neurons; measured, the
+    after it, or weights whose variance is about one over its number of neurons; measured, the
     constants kappa_1 (with normalization) and kappa_2 (without) of the gradient-flowing law are of
     order 1. Layers that follow one another are found on the graph, through branches and sums.
 

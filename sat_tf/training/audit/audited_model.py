@@ -40,7 +40,7 @@ class Finding:
 # features have a deviation of 1, where the softmax starts to saturate; the paper's clamped models,
 # which train badly, lie from 0.5 to 2.
 KAPPA_0_WANTED, KAPPA_0_SATURATING = 0.1, 1.0
-# Rule II requires a weight variance of the order of 1/n or 1/n̂ if no normalization is right behind;
+# Rule II requires a weight variance of the order of 1/n or 1/n̂ if no normalization is right after;
 # 10 is one order of magnitude. The usual initializations give 0.3 to 2.
 NEURONS_TIMES_VARIANCE = 10.0
 # The law's constants are of order 1 (the paper; 0.2 to 3 in the ResNet-18 and MobileNet-V2 of this
@@ -85,7 +85,7 @@ class LayerAudit(_Audited):
     kind: str  # Class of the layer.
     fan_in: int  # N, inputs of one output, the kernel's area included.
     fan_out: int  # N̂, outputs of one input, the kernel's area included.
-    normalization: str | None = None  # Class of the normalization right behind it.
+    normalization: str | None = None  # Class of the normalization right after it.
     reads_image: bool = False  # No linear layer comes before it.
     is_classifier: bool = False  # Its output is the model's.
     weights: int  # The number of weights.
@@ -150,11 +150,9 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
             f"{KAPPA_0_WANTED:g}",
             remedy,
         )
-    normalized = "put BatchNormalization right behind it, or start it with weights of variance 1/n"
+    normalized = "put BatchNormalization right after it, or start it with weights of variance 1/n"
     if can_be_rescaled:
-        normalized = (
-            'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization behind it'
-        )
+        normalized = 'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization after it'
     # The classifier is under rule I; a layer that normalization follows may have any variance.
     if variance is not None and layer.normalization is None and not layer.is_classifier:
         products = sorted((layer.fan_in * variance, layer.fan_out * variance))
@@ -163,7 +161,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
             yield Finding(
                 "rule II",
                 Verdict.BROKEN,
-                f"no normalization is right behind it, and its weights are too {size}: n VAR = "
+                f"no normalization is right after it, and its weights are too {size}: n VAR = "
                 f"{layer.fan_in * variance:.3g}, n̂ VAR = {layer.fan_out * variance:.3g}; wanted "
                 "one of them near 1",
                 normalized,
@@ -173,7 +171,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
             "gradient",
             Verdict.BROKEN,
             "no gradient reaches it" if layer.gradient_variance is None else "its gradient is zero",
-            "check what is behind it: weights or activations that are all zero, or clipped",
+            "check what is after it: weights or activations that are all zero, or clipped",
         )
     # Images in [0, 255] do not meet the law's assumptions; the paper leaves this layer out too.
     elif measured and not layer.reads_image and _is_beyond(kappa, KAPPA_WATCHED):
@@ -188,7 +186,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
             "rule II",
             Verdict.BROKEN if _is_beyond(kappa, KAPPA_BROKEN) else Verdict.WATCH,
             f"{form} = {kappa:.3g} between it and {' and '.join(layer.following)} "
-            f"({layer.normalization or 'no normalization'} behind it); wanted near 1",
+            f"({layer.normalization or 'no normalization'} after it); wanted near 1",
             remedy,
         )
     codes = layer.weight_codes

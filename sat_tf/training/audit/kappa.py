@@ -102,7 +102,7 @@ def find_classifier(network: Network) -> Node | None:
 
 
 def normalization_behind(network: Network, node: Node) -> str | None:
-    """Returns the class of the normalization right behind a linear layer, if only that reads it."""
+    """Returns the class of the normalization right after a linear layer, if only that reads it."""
     readers = [unwrapped(reader.layer) for reader in network.consumers(node.name)]
     if node.name == network.output or activation_name(unwrapped(node.layer)) != "linear":
         return None
@@ -116,8 +116,8 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
 
     A layer follows if a path without other linear layers leads to it. A path ends at a sum or a
     concatenation that also reads a layer found before: it has bypassed that layer, which precedes
-    the layers behind the sum. It continues through products, because every input of a product
-    affects the others; what is behind the product is on the path, also in a sum.
+    the layers after the sum. It continues through products, because every input of a product
+    affects the others; what is after the product is on the path, also in a sum.
     """
     areas: dict[str, int | None] = {node.name: 1}
     behind_followers: set[str] = set()
@@ -195,7 +195,7 @@ class LinearCall:
     # The layer of the graph that contains `layer`: itself, its wrapper, or the one around it.
     outer: keras.layers.Layer
     kernel: Kernel  # The kernel that it multiplies by.
-    normalization: str | None = None  # Class of the normalization right behind it, if any.
+    normalization: str | None = None  # Class of the normalization right after it, if any.
     reads_image: bool = False  # No linear layer comes before it.
     # Names of the calls of layer l + 1, and the area of the pooling in between.
     following: tuple[tuple[str, int | None], ...] = ()
@@ -248,7 +248,7 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
         if opaque:
             problem = f"it is followed by layers that are not known: {', '.join(opaque)}"
         elif any(area is None for _, area in linear_followers):
-            problem = "how much is averaged behind it is not known"
+            problem = "how much is averaged after it is not known"
         reads_image = not any(mixes(network[before]) for before in network.before(node.name))
         for kernel, next_kernel in zip(kernels, (*kernels[1:], None), strict=True):
             following, unknown = linear_followers, problem
@@ -373,7 +373,7 @@ def gradient_flow_constants(
     independent variables: n̂ VAR[Ξ] VAR[∂L/∂Ξ] / k² becomes its sum over them. Each layer l + 1 is
     given with the area k² of the average pooling between, or 1.
 
-    κ₁ assumes BatchNormalization behind the layer, κ₂ assumes none; both are infinite or NaN if no
+    κ₁ assumes BatchNormalization after the layer, κ₂ assumes none; both are infinite or NaN if no
     gradient comes back.
     """
     sent_back = [

@@ -521,7 +521,7 @@ def outside_failures_explained(
             raise RunError(
                 f"distribution: another worker no longer answers ({reason}), expected all of them "
                 "until the run ends; start the same command on all of them again: the run resumes "
-                "behind its last finished epoch."
+                "after its last finished epoch."
             ) from error
         raise
     except OSError as error:
@@ -534,5 +534,5 @@ def _refused(folder: RunFolder, reason: str) -> RunError:
     return RunError(
         f"run folder {folder.path}: can no longer be written to ({reason}), expected a writable "
         "one until the run ends; free some space, or fix its permissions.\n"
-        "Then the same command resumes behind the last finished epoch."
+        "Then the same command resumes after the last finished epoch."
     )

@@ -197,8 +197,8 @@ def settling(
 def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
     """Returns the callback for measuring a model with its current quantized weights.
 
-    The effective weights are copied when measuring begins, for all of its steps; what Keras traces
-    reads the copies, so that it is measured with this callback or not at all. It comes after
+    It copies the effective weights when measuring begins, for all of its steps. Traced functions
+    read the copies, so that a model is always measured with this callback. It has to come after
     callbacks that change weights when measuring begins.
     """
     if not quantized_layers(model):
@@ -361,8 +361,8 @@ def train_stage(run: Run, name: str, model: keras.Model) -> tuple[int | None, ke
     done = int(from_first_worker(run.strategy, [backup.epochs])[0])
     if done != backup.epochs:
         raise RunError(
-            f"{backup.folder}: would resume here behind epoch {backup.epochs}, and on the first "
-            f"machine behind epoch {done}; expected one run folder for all; put it on a file "
+            f"{backup.folder}: would resume here after epoch {backup.epochs}, and on the first "
+            f"machine after epoch {done}; expected one run folder for all; put it on a file "
             "system that they share."
         )
     log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
@@ -436,7 +436,7 @@ def train_stage(run: Run, name: str, model: keras.Model) -> tuple[int | None, ke
                 done = epochs
     except KeyboardInterrupt as interrupt:
         raise type(interrupt)(
-            f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
+            f"epoch {epochs} of the {name} stage is saved: the same command resumes after it"
             if (epochs := backup.epochs)
             else f"no epoch of the {name} stage was finished: the same command begins it again"
         ) from None

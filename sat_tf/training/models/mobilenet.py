@@ -92,7 +92,7 @@ def mobilenet_v2_small(
 
     The last convolution never has fewer than 512 channels. Besides the options of every family:
 
-    - `head`: "gap" averages over the positions behind the last convolution, as MobileNet-V2 does;
+    - `head`: "gap" averages over the positions after the last convolution, as MobileNet-V2 does;
       "pool_first" does so in front of it, as MobileNet-V3 does, so that the last rectifier stands
       right in front of the classifier.
     - `rectified_inputs`: True puts a rectifier in front of every convolution and dense layer whose

@@ -37,7 +37,7 @@ def resnet18(
       as many as the one before; (3, 3, 3) at width 0.25 is ResNet-20 for small images.
     - `stem_kernel_size`: rows and columns of the first kernel: 7 as published, 3 for small images.
     - `stem_stride`: stride of the first convolution: 2 as published, 1 for small images.
-    - `stem_pool`: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
+    - `stem_pool`: a 3x3 max-pool of stride 2 after it: True as published, False for small images.
 
     Example:
         >>> small = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}

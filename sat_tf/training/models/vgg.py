@@ -40,7 +40,7 @@ def vgg16(
 @checked
 @blocks.options_of(vgg16)
 def vgg16_bn(**chosen: Any) -> "keras.Model":
-    """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
+    """Builds VGG-16 with batch normalization after every convolution, whose biases stay.
 
     The options are those of `vgg16`.
     """

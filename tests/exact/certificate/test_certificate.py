@@ -385,8 +385,8 @@ def test_nothing_is_said_of_codes_behind_a_layer_left_float(path):
     assert claims["stem"].basis == "by its rule"
     assert {claims[name].basis for name in ("behind", "flat", "head")} == {"behind float values"}
     words = portability_in_words(certificate.portability).words
-    assert "in front of float values are the same on x86 and on Arm" in words
-    assert "Nothing is said of the codes behind float values" in words
+    assert "before float values are the same on x86 and on Arm" in words
+    assert "Nothing is said of the codes after float values" in words
     assert "not known" in certificate_page(certificate)
 
 

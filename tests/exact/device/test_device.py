@@ -242,7 +242,7 @@ def test_tensors_behind_float_layers_are_left_out(tmp_path):
     assert "classifier_codes" in kit.not_compared
     done = checked_here(kit.path, tmp_path)
     assert done.returncode == 0
-    assert f"{len(kit.not_compared)} tensors behind float layers not compared" in done.stdout
+    assert f"{len(kit.not_compared)} tensors after float layers not compared" in done.stdout
     assert certificate_in(tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_a_folder_that_takes_no_more_files_is_one_message_with_the_fix(tmp_path,
         with pytest.raises(RunError, match=r"can no longer be written to") as caught:
             told(tmp_path, error)
         assert reason in str(caught.value)
-        assert str(caught.value).endswith("resumes behind the last finished epoch.")
+        assert str(caught.value).endswith("resumes after the last finished epoch.")
 
 
 def test_other_errors_pass(tmp_path):
