@@ -61,8 +61,8 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
             )
         if file.config.get("registered_name") == _SEVERAL_WIDTHS:
             raise OtherFileError(
-                "received a model of several bit widths, made by quantize_for_bits, expected one of "
-                "its widths; save that, in Python: import sat_tf; "
+                "received a model of several bit widths, made by quantize_for_bits, expected one "
+                "of its widths; save that, in Python: import sat_tf; "
                 f"tf_keras.models.load_model({str(path)!r}).at_bits(bits).save('one.keras')"
             )
         with named_by_content(file) as name, _loading(file.weight_bytes):

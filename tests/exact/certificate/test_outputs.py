@@ -135,7 +135,7 @@ def test_a_float_model_that_parts_is_said_in_red(segmented, tmp_path):
     console = Console(record=True, width=200)
     print_certificate(found, "model.tflite", console)
     assert "Compared with the float model: " in console.export_text(clear=False)
-    red = next(line for line in console.export_text(styles=True).splitlines() if "Beside" in line)
+    red = next(line for line in console.export_text(styles=True).splitlines() if "Compared" in line)
     assert red.startswith("\x1b[31m")
     assert (
         '<span class="bad">Compared with the float model'
