@@ -563,8 +563,8 @@ def _wide(**request):
     ("request_", "ends"),
     [
         ({"signed": False}, (0, 32767)),
-        ({"signed": True, "skews": True}, (-32767, 32767)),
-        ({"reach": Reach(-0.3)}, (-32767, 32767)),
+        ({"signed": True, "skews": True}, (-32768, 32767)),
+        ({"reach": Reach(-0.3)}, (-32768, 32767)),
         ({"reach": asymmetric.UNIT}, (0, 32767)),
     ],
 )
