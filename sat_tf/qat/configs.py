@@ -21,14 +21,7 @@ from sat_tf.qat.policy_fields import warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import make_weights
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
-from sat_tf.quantizers.values import (
-    ACTIVATION,
-    AROUND,
-    BEFORE_ACTIVATION,
-    BEHIND,
-    INSTEAD,
-    WITHIN,
-)
+from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD, WITHIN
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 

@@ -7,13 +7,7 @@ import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.graph import operation_layers
-from sat_tf.graph.network import (
-    Network,
-    check_model,
-    is_annotated,
-    refuse_losses,
-    refuse_wrapped,
-)
+from sat_tf.graph.network import Network, check_model, is_annotated, refuse_losses, refuse_wrapped
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model

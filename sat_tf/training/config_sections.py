@@ -254,8 +254,7 @@ FLOAT_STAGE = "float_stage"
 
 StageName = Literal["float", "quantized"]
 Stages = Annotated[
-    list[StageName],
-    Field(min_length=1, description="a list of stages, out of float and quantized"),
+    list[StageName], Field(min_length=1, description="a list of stages, out of float and quantized")
 ]
 
 

@@ -99,8 +99,7 @@ KINDS: Kinds = {
         keras3=SAME,
     ),
     L.Lambda: LayerKind(
-        quantized=False,
-        fix="call its function without a Lambda, as in tf.nn.depth_to_space(x, 2)",
+        quantized=False, fix="call its function without a Lambda, as in tf.nn.depth_to_space(x, 2)"
     ),
     # The RandomCrop of Keras 3 passes its input through in inference.
     L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),
