@@ -33,7 +33,6 @@ from sat_tf.report.results import Results
 if TYPE_CHECKING:
     import tf_keras as keras
 
-
 # A calibrated model of this many bits or fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
 # A network without training loses accuracy with fewer bits.

@@ -44,7 +44,6 @@ KINDS: Kinds = {
     **unquantized.KINDS,
 }
 
-
 # The row of layers of which nothing is known.
 _UNKNOWN = LayerKind(quantized=False)
 # The operators of functions with kernels for codes of 16 bits.

@@ -29,7 +29,6 @@ _register = keras3.saving.register_keras_serializable(package="sat_tf")
 
 AtLeast = _register(class_of(shared_layers.AtLeast, keras3.constraints.Constraint, __name__))
 
-
 MARKS = "rows", "gate_bits", "target", "output_name"  # in configurations where they say something
 
 

@@ -25,9 +25,7 @@ from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHI
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
-
 AtLeast = _register(class_of(shared_layers.AtLeast, keras.constraints.Constraint, __name__))
-
 
 # Every replica assigns its own copy, and nothing is sent between replicas: they would wait for each
 # other forever, as layers make their effective weights one at a time. All of them assign the same

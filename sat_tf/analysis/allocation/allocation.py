@@ -37,7 +37,6 @@ _BYTES_ASIDE = 64
 _CLIPPING_BYTES = 4  # A tensor of fewer bits than 8 is clipped, by one option more in the file.
 _NANOSECONDS = 1e6  # In a millisecond: the solver adds up integers.
 
-
 _NONE = "-"
 # Narrower terminals have no columns for the kind and the ties; the CSV has them.
 _WIDE = 100
