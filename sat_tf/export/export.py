@@ -327,9 +327,6 @@ def export_tflite(
             model as it is: for a file in the middle of a training, or several of one model, as
             another `pack` or `float_head` has other biases.
 
-    Returns:
-        An `ExportReport`.
-
     Raises:
         ValueError: the model has no integer form, nothing of it can be packed, a weight is not
             finite, an output that is to be an integer has no codes, LiteRT does not run the file,

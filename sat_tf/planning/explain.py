@@ -389,9 +389,6 @@ def explain(
             "litert" the plan names every operator of the file that the processor would leave to the
             CPU, or refuse, why, and what to change.
 
-    Returns:
-        A `Plan`.
-
     Raises:
         ValueError: the model has no graph (it is subclassed, or not built); the policy is not a
             `BitPolicy`, or left out for a quantized model that was loaded; the model has another

@@ -142,7 +142,7 @@ def calibrate(
     training, all are replaced.
 
     Args:
-        model: a model quantized by sat-tf; it is changed in place.
+        model: a model quantized by sat-tf; it is changed in place, and returned.
         dataset: images (n, h, w, c), or anything that yields batches of images or of (images,
             labels), like a tf.data.Dataset. Use training images. uint8 pixels are scaled to the
             `input_range` of the policy, as for `verify_tflite`; other numbers are what the model is
@@ -158,9 +158,6 @@ def calibrate(
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
-
-    Returns:
-        The model itself.
 
     Raises:
         ValueError: the model is not quantized by sat-tf, the images do not fit its input, are

@@ -118,9 +118,6 @@ def write_kit(
         images_from: where the images come from.
         progress: show a bar.
 
-    Returns:
-        The kit that was written.
-
     Raises:
         ValueError: bad images, a file that sat-tf did not write, one whose integers all come after
             layers left float, or a path that is not that of a zip, or cannot be written.
