@@ -269,11 +269,6 @@ def short_name(name: str) -> str:
     return short.get(name, name)
 
 
-def detail_of(layer: keras.layers.Layer) -> str:
-    """Size of the kernel, the window or the output, strides and dilation, unless they are 1."""
-    return find_kind(layer).detail(layer)
-
-
 def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     """Why this layer cannot be quantized, and what to do; None where it can."""
     support = find_support(layer)

@@ -157,7 +157,8 @@ class Translator:
         if isinstance(layer, operations.OfSeveralTensors):
             inner = self._inner(layer.layer)
             return operation_layers.OfSeveralTensors(inner, layer.arguments, name=layer.name)
-        if isinstance(layer, operations.Operation) and layer.is_of_quantized_model:
+        is_operation = isinstance(layer, operations.Operation)
+        if is_operation and str(layer.twin.get("registered_name")).startswith("sat_tf>"):
             twin = keras.saving.deserialize_keras_object(dict(layer.twin))
             twin._name = layer.name
             return twin

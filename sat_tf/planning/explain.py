@@ -513,7 +513,7 @@ def _row(
         name=node.name,
         kind=class_name,
         short_kind=layer_kinds.short_name(class_name),
-        detail=layer_kinds.detail_of(node.layer),
+        detail=layer_kinds.find_kind(node.layer).detail(node.layer),
         reads=reads,
         shape=node.shape,
         fate=Fate.PROBLEM if problems else fate,

@@ -179,7 +179,10 @@ def calibrate(
         observe_pixels(images, network, reference=network if as_trained else None)
         warn_of_certainty(network, Batches(images)[0], policy)
         advance = stack.enter_context(image_bar("calibrating", total, shown=progress))
-        _forget_ranges(network)
+        # Observers that round pass on their inputs until their range is set.
+        for layer in (network[name].layer for name in _observing(network, of_inputs=False)):
+            if layer.quantize_config.output.rounds:
+                layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
         stack.enter_context(kernels_kept(node.layer for node in network))
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
@@ -499,14 +502,6 @@ def _all_or_nothing(network: Network) -> Iterator[None]:
         for variable, value in before:
             variable.assign(value)
         raise
-
-
-def _forget_ranges(network: Network) -> None:
-    """Lets observers that round pass on their inputs until their range is set."""
-    for name in _observing(network, of_inputs=False):
-        layer = network[name].layer
-        if layer.quantize_config.output.rounds:
-            layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
 
 
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:

@@ -104,11 +104,7 @@ def weight_quantizer(name: str) -> Callable[[_Class], _Class]:
 
 
 def activation_quantizer(name: str) -> Callable[[_Class], _Class]:
-    """Registers an activation quantizer of your own; see `weight_quantizer`.
-
-    Args:
-        name: for `BitPolicy(activation_quantizer=name)`, and in saved models.
-    """
+    """Registers an activation quantizer of your own; see `weight_quantizer`."""
     return _registering(name, ACTIVATION_QUANTIZERS, ActivationQuantizer)
 
 

@@ -147,7 +147,8 @@ def write_kit(
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
         add("model.tflite", expanded(subject.content))
-        if is_for_boards(subject):
+        on_microcontrollers = saved_processor(subject.target).on_microcontrollers
+        if on_microcontrollers and not subject.graph.layers_left_float:
             add("board.h", examples_of(subject, images).encode())
         for place, array in enumerate(arrays_of(images)):
             buffer = io.BytesIO()
@@ -219,12 +220,6 @@ def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray
 
 # A board has little flash: as many of the images are in its header.
 _MOST_EXAMPLES = 4
-
-
-def is_for_boards(subject: Subject) -> bool:
-    """Returns whether a kit has a header for a program of a microcontroller."""
-    on_microcontrollers = saved_processor(subject.target).on_microcontrollers
-    return on_microcontrollers and not subject.graph.layers_left_float
 
 
 def examples_of(subject: Subject, images: Pixels) -> str:
