@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 from rich.console import Console
 
+from sat_tf.commands import models
 from sat_tf.commands.images import (
     Pixels,
     add_image_arguments,
@@ -13,12 +14,6 @@ from sat_tf.commands.images import (
     image_options,
     range_sample,
     say_notes,
-)
-from sat_tf.commands.models import (
-    add_image_size,
-    add_model_argument,
-    analysed_model,
-    is_built_by_name,
 )
 from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
@@ -52,11 +47,11 @@ _USUAL_IMAGES = 32
 
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
-    add_model_argument(parser)
+    models.add_model_argument(parser)
     add_image_arguments(
         parser, default="none; for a run, its held-out images", usual=str(_USUAL_IMAGES)
     )
-    add_image_size(parser)
+    models.add_image_size(parser)
     add_input_range(parser)
     parser.refused = dict.fromkeys(
         ("--bits", "--policy", "--target", "--unsupported"),
@@ -73,7 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
     options = image_options(arguments, usual=_USUAL_IMAGES)
     count, subject = options.most or _USUAL_IMAGES, arguments.model
-    with analysed_model(arguments, "audit") as model:
+    with models.analysed_model(arguments, "audit") as model:
         from sat_tf.graph.network import Network, check_model, check_one_of_each
         from sat_tf.qat.inputs import input_nodes, input_ranges
         from sat_tf.training.audit.audit import audit
@@ -107,7 +102,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                             "out."
                         )
                 else:
-                    if not is_built_by_name(subject):
+                    if not models.is_built_by_name(subject):
                         sample: Sample = images.sample
                         if options.images is not None:
                             sample = range_sample(model, options.images, policy, options.labels)
