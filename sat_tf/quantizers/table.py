@@ -14,15 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean
+from sat_tf.quantizers import pact
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import ImageQuantizer, InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import (
-    FixedGridQuantizer,
-    OffsetQuantizer,
-    PactQuantizer,
-    StreamQuantizer,
-    UnitQuantizer,
-)
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -55,7 +49,7 @@ _WEIGHTS: dict[str, type | str] = {
     "qil": "sat_tf.quantizers.methods.qil.QilQuantizer",
 }
 _ACTIVATIONS: dict[str, type | str] = {
-    "pact": PactQuantizer,
+    "pact": pact.PactQuantizer,
     "lsq": "sat_tf.quantizers.lsq.LsqActivationQuantizer",
     "lsq_plus": "sat_tf.quantizers.lsq.LsqPlusQuantizer",
 }
@@ -63,13 +57,13 @@ WEIGHT_QUANTIZERS, ACTIVATION_QUANTIZERS = Classes(_WEIGHTS), Classes(_ACTIVATIO
 
 # The scheme places these itself; no policy names them.
 _PLACED: tuple[type[Quantizer], ...] = (
-    StreamQuantizer,
+    pact.StreamQuantizer,
     ImageQuantizer,
     RangeObserver,
     InputQuantizer,
-    UnitQuantizer,
-    FixedGridQuantizer,
-    OffsetQuantizer,
+    pact.UnitQuantizer,
+    pact.FixedGridQuantizer,
+    pact.OffsetQuantizer,
 )
 
 _TABLES = {"weight": WEIGHT_QUANTIZERS, "activation": ACTIVATION_QUANTIZERS}
@@ -83,7 +77,7 @@ QUANTIZERS = Classes(
 )
 
 # A policy that names none has these.
-_DEFAULTS = (DorefaQuantizer, PactQuantizer, *_PLACED)
+_DEFAULTS = (DorefaQuantizer, pact.PactQuantizer, *_PLACED)
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -150,16 +144,16 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
     cls = ACTIVATION_QUANTIZERS[name]
     if cls.serves(request):
         return cls.create(request)
-    names = PactQuantizer.option_names()
+    names = pact.PactQuantizer.option_names()
     options = {option: value for option, value in request.options.items() if option in names}
-    return PactQuantizer.create(dataclasses.replace(request, options=options))
+    return pact.PactQuantizer.create(dataclasses.replace(request, options=options))
 
 
 # The quantizers that the scheme places itself: the mark of an image input, the quantizer of another
 # input, that of a tensor on the grid of pixels, and the observer of one that only files round.
 make_image_quantizer = ImageQuantizer.of_range
 make_input_quantizer = InputQuantizer
-make_pixel_quantizer = FixedGridQuantizer
+make_pixel_quantizer = pact.FixedGridQuantizer
 make_range_observer = RangeObserver
 
 
@@ -184,7 +178,7 @@ def line_of(quantizer: Quantizer) -> str:
     is_default = type(quantizer) in _DEFAULTS and not options
     if is_default or not isinstance(quantizer, WeightQuantizer | ActivationQuantizer):
         return ""
-    return f"{quantizer.policy_name or PactQuantizer.policy_name}: {quantizer.describe()}"
+    return f"{quantizer.policy_name or pact.PactQuantizer.policy_name}: {quantizer.describe()}"
 
 
 def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:
