@@ -26,13 +26,7 @@ from sat_tf.exact.certificate.inputs import random_images
 from sat_tf.exact.certificate.proof import read_subject, read_tflite, recheck, verify_file
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.exact.device.kit import (
-    check_kit_path,
-    is_device_certificate,
-    read_device_certificate,
-    read_device_check,
-    write_kit,
-)
+from sat_tf.exact.device import kit
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
@@ -182,7 +176,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if arguments.kit_codes and arguments.kit is None:
         raise RunError("received --kit_codes without --kit, expected both; name the kit.")
     if arguments.kit is not None:
-        check_kit_path(arguments.kit, "--kit")
+        kit.check_kit_path(arguments.kit, "--kit")
     if arguments.kit is not None and arguments.certificate is not None:
         raise RunError(
             "received --certificate and --kit, expected one of them; --certificate checks "
@@ -212,7 +206,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         )
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
-    if is_device_certificate(arguments.certificate):
+    if kit.is_device_certificate(arguments.certificate):
         return comparison.with_certificate_of_device()
     return comparison.with_certificate()
 
@@ -336,7 +330,7 @@ class _Comparison:
         tflite, options = self.tflite, self.wanted
         few = dataclasses.replace(options, num_images=options.num_images or _IMAGES_OF_KIT)
         pixels = self._file_pixels(few, _QUIET)
-        kit = write_kit(
+        written = kit.write_kit(
             tflite,
             pixels.images,
             self.arguments.kit,
@@ -345,13 +339,13 @@ class _Comparison:
             progress=True,
         )
         again = f"--images {options.images} " if options.images else ""
-        behind = len(kit.not_compared)
+        behind = len(written.not_compared)
         left_out = f", {behind} behind float layers left out" if behind else ""
         for line in (
-            f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "
-            f"{len(kit.compared)} tensors{left_out}",
-            f"On the device: python {kit.path.name}, which needs NumPy and ai-edge-litert; then "
-            f"here: sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
+            f"Kit: {written.path}, {written.bytes / 1e6:.1f} MB, {written.num_images} images, "
+            f"{len(written.compared)} tensors{left_out}",
+            f"On the device: python {written.path.name}, which needs NumPy and ai-edge-litert; "
+            f"then here: sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
         ):
             say(self.console, line)
 
@@ -363,13 +357,13 @@ class _Comparison:
                 "received --out with the certificate of a device, expected it without: there is "
                 "nothing to write; leave it out."
             )
-        kit = read_device_certificate(certificate).kit
+        written = kit.read_device_certificate(certificate).kit
         images = None
         # A file of another shape cannot take the kit's images: the check reports that first.
-        if self.wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
-            options = self.wanted.again(kit.images_from, kit.num_images)
+        if self.wanted.images is not None and read_subject(tflite).sha256 == written.sha256:
+            options = self.wanted.again(written.images_from, written.num_images)
             images = self._file_pixels(options, _QUIET).images
-        check, is_simulated = read_device_check(tflite, certificate, images)
+        check, is_simulated = kit.read_device_check(tflite, certificate, images)
         counted = f"{check.title}, kernels {check.kernels}: {check.counted} codes differ"
         if check.first_differing:
             counted += f", first those of {check.first_differing}"
@@ -381,7 +375,7 @@ class _Comparison:
             "the codes that its kit expected are those of the simulation here"
             if is_simulated
             else "its kit is of this file; what it expected is not checked without its images: "
-            f"name them with --images ({kit.images_from.description})"
+            f"name them with --images ({written.images_from.description})"
         )
         if not check.is_exact:
             return conclude(certificate, Marked(f"codes differ there; {held}", "bad"), console)

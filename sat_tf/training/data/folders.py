@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from sat_tf.exact.tflite.preprocessing import (
-    AS_IN_IMAGENET,
-    RESIZED_AND_CROPPED,
-    Preprocessing,
-    Ratio,
-)
+from sat_tf.exact.tflite import preprocessing
 from sat_tf.files import MOST_BYTES
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.messages.validation import Positive, checked
@@ -51,7 +46,7 @@ def load_folder_tree(
     *,
     image_size: source.ImageSize = 224,
     deterministic: bool = True,
-    resize_ratio: Ratio = RESIZED_AND_CROPPED.resize_ratio,
+    resize_ratio: preprocessing.Ratio = preprocessing.RESIZED_AND_CROPPED.resize_ratio,
     smallest_area: source.Area = 0.08,
     mirrored: bool = True,
 ) -> source.ImageSource:
@@ -81,7 +76,6 @@ def load_folder_tree(
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
-    preprocessing = Preprocessing(resize_ratio=resize_ratio)
     train, held_out = read_tree(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.decoding import PictureFiles, PictureSource, TrainingCrops
@@ -95,7 +89,7 @@ def load_folder_tree(
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         deterministic=deterministic,
-        preprocessing=preprocessing,
+        preprocessing=preprocessing.Preprocessing(resize_ratio=resize_ratio),
         crops=TrainingCrops(smallest_area, mirrored),
     )
 
@@ -203,7 +197,7 @@ def load_tfrecords(
         num_classes=num_classes,
         class_names=None,
         deterministic=deterministic,
-        preprocessing=AS_IN_IMAGENET,
+        preprocessing=preprocessing.AS_IN_IMAGENET,
     )
 
 
@@ -349,7 +343,7 @@ def load_tfds(
         num_classes=labels.num_classes,
         class_names=tuple(labels.names),
         deterministic=deterministic,
-        preprocessing=AS_IN_IMAGENET,
+        preprocessing=preprocessing.AS_IN_IMAGENET,
     )
 
 

@@ -44,16 +44,8 @@ from sat_tf.training.config import Config, config_text
 from sat_tf.training.data.source import NO_LABEL, ImageSource
 from sat_tf.training.distribution import shard_of
 from sat_tf.training.learner import training_copy
+from sat_tf.training.loop import start
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
-from sat_tf.training.loop.start import (
-    about_data,
-    check_range,
-    describe_environment,
-    expect_same_on_all_workers,
-    float_model,
-    load_source,
-    quantized_start,
-)
 from sat_tf.training.run_folder import EpochMetrics, RunFolder, RunState
 
 _BATCH_SIZE = 64
@@ -203,16 +195,16 @@ def train(
             return Results.read(folder)
     strategy = _start_strategy(config, console)
     writes = distribution.writes_files(strategy)
-    pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
+    pixels = start.load_source(config, replicas=strategy.num_replicas_in_sync)
     with outside_failures_explained(folder, strategy):
-        expect_same_on_all_workers(strategy, config, pixels)
-    model, input_range = float_model(config, pixels)
+        start.expect_same_on_all_workers(strategy, config, pixels)
+    model, input_range = start.float_model(config, pixels)
     console = console if writes else Console(quiet=True)
-    for line in about_data(pixels):
+    for line in start.about_data(pixels):
         say(console, line)
     if resume is False or not folder.holds_run:
         with reading_errors_explained(pixels):
-            check_range(config, model, pixels, input_range, console)
+            start.check_range(config, model, pixels, input_range, console)
     with (
         outside_failures_explained(folder, strategy),
         folder.held(wait=wait) if writes else contextlib.nullcontext(),
@@ -224,7 +216,7 @@ def train(
             folder.start()
             if resume is False:
                 folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
-            environment = describe_environment(config.seed)
+            environment = start.describe_environment(config.seed)
             environment["float_model"] = run_folder.float_model_hash(config)
             folder.write_json(run_folder.ENVIRONMENT, environment)
             if pixels.class_names is not None:
@@ -276,7 +268,7 @@ def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
 def quantize(run: Run) -> None:
     """Quantizes the float model, and calibrates it."""
     config, calibration = run.config, run.config.calibration
-    model = run.models["quantized"] = quantized_start(config, run.models["float"])
+    model = run.models["quantized"] = start.quantized_start(config, run.models["float"])
     if not calibration.num_images:
         return
     run.say("quantized  calibrating")
