@@ -229,11 +229,7 @@ class BitPolicy:
 
         First and last layer have 8-bit weights on the narrow grid, which fits int8. With
         weight_grid="dorefa" they are on the paper's own grid too: a model to train, which cannot
-        be exported, and is warned of.
-
-        Args:
-            bits: 1 to 8.
-            **fields: any field of the policy, to depart from the paper.
+        be exported, and is warned of. Fields of the policy depart from the paper.
         """
         setting: dict[str, Any] = {"weight_bits": bits, "activation_bits": bits}
         setting |= {"weight_grid": "auto", "stream_bits": None, "latent_start": "as_is"}
@@ -251,11 +247,7 @@ class BitPolicy:
 
         Linear layers read streams at their 8 bits; rectified tensors have `bits`. Weights are on
         the grid that a file stores in its own bits: the narrow one at 4 bits, where DoReFa's codes
-        need 5.
-
-        Args:
-            bits: 1 to 8; 8 is what quantizes where nothing says how many.
-            **fields: any field of the policy, to change it.
+        need 5. Without a number there are 8 bits; any field of the policy changes the setting.
         """
         return cls(**{"weight_bits": bits, "activation_bits": bits, "stream_bits": 8, **fields})
 
@@ -266,13 +258,8 @@ class BitPolicy:
 
         Weight bits, grids and clipping levels given for a layer hold for it even where it is the
         first or the last one, or makes what enters the last one; activation bits even where it
-        reads a stream.
-
-        Args:
-            layer_name: the name of the layer.
-            annotation: fields that are stronger than the overrides.
-            end: whether it is a first or last linear layer, whose `weight_bits` and `weight_grid`
-                become those that hold there.
+        reads a stream. At an `end`, a first or last linear layer, `weight_bits` and `weight_grid`
+        become those that hold there.
 
         Raises:
             ValueError: fields that are right alone are wrong together.

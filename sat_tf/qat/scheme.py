@@ -25,10 +25,8 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     only be quantized in parts; layers without an annotation stay as they are, and float.
 
     TFMOT refuses models and layers of Keras 3 before it asks a scheme; call
-    `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations.
-
-    Args:
-        policy: how many bits, and by which variant; the default is 8 bits, integer end to end.
+    `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations. The default
+    policy is 8 bits, integer end to end.
     """
 
     def __init__(self, policy: BitPolicy | int | None = None) -> None:
@@ -113,10 +111,8 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
 def quantize_scope(*objects: dict[str, Any]) -> Any:
     """A scope in which Keras can load models quantized by sat-tf or by TFMOT.
 
-    Models of sat-tf load without it; it exists for code written for TFMOT's scope of this name.
-
-    Args:
-        *objects: dictionaries of further custom objects.
+    Models of sat-tf load without it; it exists for code written for TFMOT's scope of this name,
+    and takes dictionaries of further custom objects.
     """
     ours = {
         cls.__name__: cls

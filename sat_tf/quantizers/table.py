@@ -85,10 +85,8 @@ _Class = TypeVar("_Class", bound=type)
 def weight_quantizer(name: str) -> Callable[[_Class], _Class]:
     """Registers a weight quantizer of your own, by the name that a policy gives it.
 
-    Whatever loads a model with it has to run this too: import the module that the class is in.
-
-    Args:
-        name: for `BitPolicy(weight_quantizer=name)`, and in saved models.
+    Saved models have that name too. Whatever loads one has to run this: import the module that the
+    class is in.
 
     Raises:
         ValueError: the class is not a `WeightQuantizer` or lacks one of its methods, or another

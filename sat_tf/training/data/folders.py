@@ -140,8 +140,7 @@ def load_tfrecords(
         num_test: number of held-out images, likewise.
         shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
             1.1 GB.
-        deterministic: whether batches hold the same pictures in the same order every time;
-            otherwise the fastest files and pictures come first.
+        deterministic: as in `load_folder_tree`.
         cache_dir: where counts are kept; by default the environment variable SAT_TF_CACHE, or
             ~/.cache/sat_tf.
 
@@ -295,7 +294,7 @@ def load_tfds(
         train_split: what to train on, also a part such as "train[:90%]".
         held_out_split: what to measure with; by default validation, or else test.
         shuffle_buffer: as in `load_tfrecords`.
-        deterministic: as in `load_tfrecords`.
+        deterministic: as in `load_folder_tree`.
 
     Raises:
         ValueError: an argument is out of its range, there is no such builder, it is not for
