@@ -9,14 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.commands.images import (
-    USUAL_IMAGES,
-    ImageOptions,
-    Pixels,
-    add_image_arguments,
-    image_options,
-    say_notes,
-)
+from sat_tf.commands import images
 from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
@@ -109,8 +102,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: DIR/model.tflite"
     )
-    add_image_arguments(
-        parser, default="random ones", usual=f"{USUAL_IMAGES} of a folder, all of an .npy file"
+    images.add_image_arguments(
+        parser,
+        default="random ones",
+        usual=f"{images.USUAL_IMAGES} of a folder, all of an .npy file",
     )
     parser.add_argument(
         "--out",
@@ -171,7 +166,7 @@ def add_arguments(parser: Parser) -> None:
 @value_errors_as_run_errors()
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Compares a file with its model or with itself, code by code; False for a red headline."""
-    options = image_options(arguments)
+    options = images.image_options(arguments)
     tflite, model, folder = choose_files(arguments.source, arguments.tflite)
     if arguments.kit_codes and arguments.kit is None:
         raise RunError("received --kit_codes without --kit, expected both; name the kit.")
@@ -226,7 +221,7 @@ class _Comparison:
     tflite: pathlib.Path
     model: pathlib.Path | None  # The file's Keras model, if there is one.
     folder: OutputFolder | None  # The folder of the command that made both, if one did.
-    wanted: ImageOptions
+    wanted: images.ImageOptions
     arguments: argparse.Namespace
     console: Console
 
@@ -257,7 +252,7 @@ class _Comparison:
             )
         options = dataclasses.replace(options, num_images=count, are_frames=bool(pairs))
         pixels = options.load(first_input.shape, classes[0])
-        say_notes(pixels.notes, self.console)
+        images.say_notes(pixels.notes, self.console)
         # Inputs of equal shapes get different images.
         other_images = [
             random_images(image.shape, count, seed + 1) for seed, image in enumerate(other_inputs)
@@ -301,12 +296,12 @@ class _Comparison:
         tflite, out, console = self.tflite, self.arguments.out, self.console
         certificate = self.arguments.certificate
         recorded = read_certificate(certificate)
-        images = None
+        pixels = None
         if self.wanted.images is not None:
             # The hash of the images shows whether they are the same.
             options = self.wanted.again(recorded.images_from, recorded.num_images)
-            images = self._file_pixels(options, console).images
-        outcome = recheck(tflite, recorded, images, runtimes=self.runtimes, progress=True)
+            pixels = self._file_pixels(options, console).images
+        outcome = recheck(tflite, recorded, pixels, runtimes=self.runtimes, progress=True)
         print_certificate(outcome.certificate, str(tflite), console)
         for difference in outcome.differences:
             say(console, f"  {in_one_line(difference)}", style="red")
@@ -358,12 +353,12 @@ class _Comparison:
                 "nothing to write; leave it out."
             )
         written = kit.read_device_certificate(certificate).kit
-        images = None
+        pixels = None
         # A file of another shape cannot take the kit's images: the check reports that first.
         if self.wanted.images is not None and read_subject(tflite).sha256 == written.sha256:
             options = self.wanted.again(written.images_from, written.num_images)
-            images = self._file_pixels(options, _QUIET).images
-        check, is_simulated = kit.read_device_check(tflite, certificate, images)
+            pixels = self._file_pixels(options, _QUIET).images
+        check, is_simulated = kit.read_device_check(tflite, certificate, pixels)
         counted = f"{check.title}, kernels {check.kernels}: {check.counted} codes differ"
         if check.first_differing:
             counted += f", first those of {check.first_differing}"
@@ -428,14 +423,14 @@ class _Comparison:
                 **settings,
             )
 
-    def _file_pixels(self, options: ImageOptions, console: Console) -> Pixels:
+    def _file_pixels(self, options: images.ImageOptions, console: Console) -> images.Pixels:
         """The images for the input of the file."""
         graph = read_subject(self.tflite).graph
         image, classes = graph.frame_inputs[0], int(graph.tensors[graph.output].shape[-1])
         options = dataclasses.replace(options, are_frames=bool(graph.states))
         metadata = read_metadata(read_tflite(self.tflite), str(self.tflite))
         pixels = options.load(image.shape, classes, metadata)
-        say_notes(pixels.notes, console)
+        images.say_notes(pixels.notes, console)
         try:
             return pixels.of_input(image)
         except ValueError as error:

@@ -19,7 +19,6 @@ from sat_tf.graph.layers import (
     recurrent,
     unquantized,
 )
-from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 from sat_tf.graph.operations import fix_of
 
@@ -132,14 +131,14 @@ def along_channels(
 def rectifies(layer: keras.layers.Layer) -> bool:
     """Whether the layer ends in a rectifier: it is one, or has one as its activation."""
     if hasattr(layer, "activation"):
-        return activation_name(layer) in RECTIFIERS
+        return activation_name(layer) in activations.RECTIFIERS
     return role_of(layer) is kind.Role.RECTIFIER
 
 
 def rectifier_ceiling(layer: keras.layers.Layer) -> float | None:
     """The value above which the layer's rectifier clips, or None."""
     if hasattr(layer, "activation"):
-        return RECTIFIERS.get(activation_name(layer))
+        return activations.RECTIFIERS.get(activation_name(layer))
     ceiling = getattr(layer, "max_value", None) if find_support(layer).quantized else None
     return None if ceiling is None else float(ceiling)
 
@@ -177,7 +176,7 @@ def function_of(layer: keras.layers.Layer) -> kind.Function:
 
 
 # The values of x · sigmoid(x), however a model writes it.
-SWISH = REACHES["swish"]
+SWISH = activations.REACHES["swish"]
 
 
 def reach_of(layer: keras.layers.Layer) -> Reach:

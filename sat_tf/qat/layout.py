@@ -230,7 +230,7 @@ def quantized_model(
         raise ModelError(model.name, problems)
     ranges = {name: policy.range_of(name) for name in images}
     for border in inputs.borders(network, ranges) if reads is None else ():
-        if not border.is_small:
+        if border.error >= inputs.SMALL_ERROR:
             warn(
                 f"model {network.name!r}, with input_range={border.range}: {border}, before "
                 "anything is rounded; train the quantized model, which learns that border, or "
