@@ -46,11 +46,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR|MODEL",
         help="folder of sat-tf quantize or train, or a quantized .keras model",
     )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=options.nonempty,
-        help="default: DIR/model.tflite, or MODEL with this ending",
+    options.add_name(
+        parser, "--out", "FILE", "default: DIR/model.tflite, or MODEL with this ending"
     )
     parser.refused = {
         **dict.fromkeys(

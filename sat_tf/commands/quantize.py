@@ -79,12 +79,7 @@ def add_arguments(parser: Parser) -> None:
         f"{_MOST_RECONSTRUCTED} bits and fewer are first reconstructed, without labels, unless N "
         "is 0",
     )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=options.nonempty,
-        help="where the files go; default: runs/<model>_w<N>a<N>",
-    )
+    options.add_name(parser, "--out", "DIR", "where the files go; default: runs/<model>_w<N>a<N>")
     parser.advanced.add_argument(
         "--learning_rate",
         metavar="N",
