@@ -20,7 +20,18 @@ from sat_tf.files import MOST_BYTES
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.messages.validation import Positive, checked
 from sat_tf.pictures import HELD_OUT, TRAIN, Pictures, open_pictures, opened, spread_evenly
-from sat_tf.training.data import source
+from sat_tf.training.data.source import (
+    Area,
+    BufferSize,
+    Feature,
+    FirstLabel,
+    Folder,
+    ImageSize,
+    ImageSource,
+    NumClasses,
+    cache_folder,
+    load_or_make,
+)
 
 # The number of pictures that are opened to learn the size of those in a set.
 _OPENED = 32
@@ -42,14 +53,14 @@ def read_tree(data_dir: str | os.PathLike[str]) -> tuple[Pictures, Pictures]:
 
 @checked
 def load_folder_tree(
-    data_dir: source.Folder,
+    data_dir: Folder,
     *,
-    image_size: source.ImageSize = 224,
+    image_size: ImageSize = 224,
     deterministic: bool = True,
     resize_ratio: preprocessing.Ratio = preprocessing.RESIZED_AND_CROPPED.resize_ratio,
-    smallest_area: source.Area = 0.08,
+    smallest_area: Area = 0.08,
     mirrored: bool = True,
-) -> source.ImageSource:
+) -> ImageSource:
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
     In a folder with train alone, or with the classes alone, a fifth of each class is held out; see
@@ -109,19 +120,19 @@ _HEADER, _FOOTER = 12, 4
 
 @checked
 def load_tfrecords(
-    data_dir: source.Folder,
+    data_dir: Folder,
     *,
-    image_size: source.ImageSize = 224,
-    num_classes: source.NumClasses = 1000,
-    first_label: source.FirstLabel = 1,
-    image_key: source.Feature = "image/encoded",
-    label_key: source.Feature = "image/class/label",
+    image_size: ImageSize = 224,
+    num_classes: NumClasses = 1000,
+    first_label: FirstLabel = 1,
+    image_key: Feature = "image/encoded",
+    label_key: Feature = "image/class/label",
     num_train: Positive | None = None,
     num_test: Positive | None = None,
-    shuffle_buffer: source.BufferSize = 10_000,
+    shuffle_buffer: BufferSize = 10_000,
     deterministic: bool = True,
-    cache_dir: source.Folder | None = None,
-) -> source.ImageSource:
+    cache_dir: Folder | None = None,
+) -> ImageSource:
     """Pictures in TFRecord files `train-*` and `val-*` (or `validation-*`, `test-*`) of a folder.
 
     Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
@@ -158,7 +169,7 @@ def load_tfrecords(
 
     from sat_tf.training.data.decoding import PictureSource, RecordFiles, rows_of_files
 
-    counts = [count_records(paths, source.cache_folder(cache_dir)) for paths in files]
+    counts = [count_records(paths, cache_folder(cache_dir)) for paths in files]
     problems = [
         f"received {sum(of_each)} records to {verb} with, expected {number or 'at least one'}; "
         "write missing files again, or correct num_train or num_test."
@@ -226,7 +237,7 @@ def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
     """The number of records in each file; counted again only when a file has changed."""
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    arrays = source.load_or_make(
+    arrays = load_or_make(
         cache / f"records-{key}.npz",
         lambda: {"counts": np.array([_count(path) for path in files])},
         names=("counts",),
@@ -273,13 +284,13 @@ _Name = Annotated[str, Field(description="a name")]
 def load_tfds(
     builder: _Name = "imagenet2012",
     *,
-    data_dir: source.Folder | None = None,
-    image_size: source.ImageSize = 224,
+    data_dir: Folder | None = None,
+    image_size: ImageSize = 224,
     train_split: _Name = "train",
     held_out_split: _Name | None = None,
-    shuffle_buffer: source.BufferSize = 10_000,
+    shuffle_buffer: BufferSize = 10_000,
     deterministic: bool = True,
-) -> source.ImageSource:
+) -> ImageSource:
     """A prepared image classification set of TensorFlow Datasets; nothing is downloaded.
 
     Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
