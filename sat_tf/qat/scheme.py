@@ -114,15 +114,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
     Models of sat-tf load without it; it exists for code written for TFMOT's scope of this name,
     and takes dictionaries of further custom objects.
     """
-    ours = {
-        cls.__name__: cls
-        for cls in (
-            QuantizedLayer,
-            configs.LayerConfig,
-            configs.PlacedConfig,
-            configs.AtLeast,
-            *QUANTIZERS.values(),
-            *operation_layers.LAYERS,
-        )
-    }
+    of_tfmot = (QuantizedLayer, configs.LayerConfig, configs.PlacedConfig, configs.AtLeast)
+    classes = (*of_tfmot, *QUANTIZERS.values(), *operation_layers.LAYERS)
+    ours = {cls.__name__: cls for cls in classes}
     return tfmot.quantization.keras.quantize_scope(ours, *objects)

@@ -57,13 +57,8 @@ WEIGHT_QUANTIZERS, ACTIVATION_QUANTIZERS = Classes(_WEIGHTS), Classes(_ACTIVATIO
 
 # The scheme places these itself; no policy names them.
 _PLACED: tuple[type[Quantizer], ...] = (
-    pact.StreamQuantizer,
-    ImageQuantizer,
-    RangeObserver,
-    InputQuantizer,
-    pact.UnitQuantizer,
-    pact.FixedGridQuantizer,
-    pact.OffsetQuantizer,
+    *(pact.StreamQuantizer, ImageQuantizer, RangeObserver, InputQuantizer),
+    *(pact.UnitQuantizer, pact.FixedGridQuantizer, pact.OffsetQuantizer),
 )
 
 _TABLES = {"weight": WEIGHT_QUANTIZERS, "activation": ACTIVATION_QUANTIZERS}
