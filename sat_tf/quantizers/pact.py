@@ -10,7 +10,20 @@ from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid import ends_of_skew, scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers import best_levels, protocol
+from sat_tf.quantizers.best_levels import (
+    best_clipping_level,
+    best_offset_level,
+    best_skewed_range,
+    search,
+)
+from sat_tf.quantizers.protocol import (
+    CLIPPING_LEVEL,
+    ActivationQuantizer,
+    ActivationRequest,
+    VariableSpec,
+    WithSurrogate,
+    bits_of,
+)
 from sat_tf.quantizers.values import (
     SKEW,
     SMALLEST_CLIPPING_LEVEL,
@@ -21,7 +34,7 @@ from sat_tf.quantizers.values import (
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class ClippingQuantizer(protocol.ActivationQuantizer):
+class ClippingQuantizer(ActivationQuantizer):
     """A quantizer with a trainable clipping level."""
 
     has_clipping_level: ClassVar[bool] = True
@@ -34,16 +47,16 @@ class ClippingQuantizer(protocol.ActivationQuantizer):
     ceiling: float | None = None
     rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
 
-    def variables(self, shape: Sequence[int | None]) -> dict[str, protocol.VariableSpec]:
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         start = self.initial_clipping_level
         if self.ceiling is not None:
             start = max(min(start, self.ceiling), SMALLEST_CLIPPING_LEVEL)
-        level = protocol.VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
-        return {protocol.CLIPPING_LEVEL: level}
+        level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
+        return {CLIPPING_LEVEL: level}
 
     def level(self, variables: Variables) -> Tensor:
         """The clipping level, which learns at its own rate."""
-        level = variables[protocol.CLIPPING_LEVEL]
+        level = variables[CLIPPING_LEVEL]
         level = namespace(level).tensor(level)
         return level if self.rate == 1.0 else scaled_gradient(level, self.rate)
 
@@ -51,14 +64,14 @@ class ClippingQuantizer(protocol.ActivationQuantizer):
         tensor = namespace(sample.values).tensor
 
         def quantize(values: np.ndarray, level: float) -> np.ndarray:
-            variables = {protocol.CLIPPING_LEVEL: tensor(np.float32(level))}
+            variables = {CLIPPING_LEVEL: tensor(np.float32(level))}
             return np.asarray(self(tensor(values), False, variables))
 
-        return best_levels.search(quantize, sample, self.num_bits)
+        return search(quantize, sample, self.num_bits)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class UpToItsLevel(protocol.WithSurrogate, ClippingQuantizer):
+class UpToItsLevel(WithSurrogate, ClippingQuantizer):
     """A quantizer whose largest value is its clipping level; where `signed`, on both sides."""
 
     @property
@@ -67,9 +80,7 @@ class UpToItsLevel(protocol.WithSurrogate, ClippingQuantizer):
         return grid.bits_in_file(self.num_bits, signed=self.signed)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        return self.quantized(
-            inputs, self.level(variables), protocol.bits_of(self.grid_bits, variables)
-        )
+        return self.quantized(inputs, self.level(variables), bits_of(self.grid_bits, variables))
 
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
         """The values of `pact.quantize_activation`."""
@@ -79,7 +90,7 @@ class UpToItsLevel(protocol.WithSurrogate, ClippingQuantizer):
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2."""
-        return _up_to(variables[protocol.CLIPPING_LEVEL], self.grid_bits, self.signed)
+        return _up_to(variables[CLIPPING_LEVEL], self.grid_bits, self.signed)
 
     def float_twin(self, inputs: Tensor) -> Tensor:
         """The tensor without rounding and with no clipping but the rectifier's own."""
@@ -90,11 +101,11 @@ class UpToItsLevel(protocol.WithSurrogate, ClippingQuantizer):
 
     def highest_value(self, variables: Variables) -> float:
         """The clipping level, which is the end that is farther from 0."""
-        level = variables[protocol.CLIPPING_LEVEL]
+        level = variables[CLIPPING_LEVEL]
         return float(namespace(level).tensor(level))
 
     def best_level(self, sample: SampledValues) -> float:
-        return best_levels.best_clipping_level(sample, self.grid_bits, signed=self.signed)
+        return best_clipping_level(sample, self.grid_bits, signed=self.signed)
 
 
 class PactQuantizer(UpToItsLevel):
@@ -105,19 +116,19 @@ class PactQuantizer(UpToItsLevel):
     signed = False
 
     @classmethod
-    def serves(cls, request: protocol.ActivationRequest) -> bool:
+    def serves(cls, request: ActivationRequest) -> bool:
         """Always True: the quantizers of this file serve the tensors that are not rectified."""
         return True
 
     @classmethod
-    def create(cls, request: protocol.ActivationRequest) -> protocol.ActivationQuantizer:
+    def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         reach = request.reach
         has_own_grid = reach is not None and reach.highest not in (None, 1.0)
         if request.num_bits == grid.WIDE_BITS and not has_own_grid:  # around 0
             signed = request.signed or (reach is not None and reach.is_negative)
             request = dataclasses.replace(request, reach=None, skews=False, signed=signed)
             reach = None
-        quantizer_class: type[protocol.ActivationQuantizer] = cls
+        quantizer_class: type[ActivationQuantizer] = cls
         if reach is None:
             quantizer_class = StreamQuantizer if request.signed else cls
         elif reach.highest is not None:
@@ -143,9 +154,9 @@ class StreamQuantizer(UpToItsLevel):
     # symmetric range can be stored.
     skews: bool = False
 
-    def variables(self, shape: Sequence[int | None]) -> dict[str, protocol.VariableSpec]:
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         specs = super().variables(shape)
-        return {**specs, SKEW: protocol.VariableSpec(trainable=True)} if self.skews else specs
+        return {**specs, SKEW: VariableSpec(trainable=True)} if self.skews else specs
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         if SKEW not in variables:
@@ -156,7 +167,7 @@ class StreamQuantizer(UpToItsLevel):
         # is α times smaller than that of κ, and so is the step of κ.
         factor = self.rate / n.square(n.stop_gradient(level))
         skew = scaled_gradient(skew, factor)
-        bits = protocol.bits_of(self.num_bits, variables)
+        bits = bits_of(self.num_bits, variables)
         return asymmetric.quantize_skewed(
             inputs, level, skew, bits, self.gradient, surrogate=self.estimator
         )
@@ -166,7 +177,7 @@ class StreamQuantizer(UpToItsLevel):
         symmetric = super().code_range(variables)
         if SKEW not in variables:
             return symmetric
-        level = variables[protocol.CLIPPING_LEVEL]
+        level = variables[CLIPPING_LEVEL]
         n = namespace(level)
         skew = n.maximum(n.minimum(n.tensor(variables[SKEW]), 1.0), -1.0)
         low, high = ends_of_skew(n.tensor(level), skew, n.where)
@@ -180,12 +191,12 @@ class StreamQuantizer(UpToItsLevel):
     def best_range(self, sample: SampledValues) -> dict[str, float]:
         if not self.skews:
             return super().best_range(sample)
-        level, skew = best_levels.best_skewed_range(sample, self.num_bits)
-        return {protocol.CLIPPING_LEVEL: level, SKEW: skew}
+        level, skew = best_skewed_range(sample, self.num_bits)
+        return {CLIPPING_LEVEL: level, SKEW: skew}
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class BelowZero(protocol.WithSurrogate, ClippingQuantizer):
+class BelowZero(WithSurrogate, ClippingQuantizer):
     """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`."""
 
     signed = True
@@ -195,15 +206,13 @@ class BelowZero(protocol.WithSurrogate, ClippingQuantizer):
     share: float = 0.0  # ρ.
 
     @classmethod
-    def asked(cls, request: protocol.ActivationRequest) -> dict[str, Any]:
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         reach = request.reach or asymmetric.POSITIVE
         arguments = {"lowest": reach.lowest or 0.0, "share": reach.share}
         return {**super().asked(request), **arguments}
 
     def best_level(self, sample: SampledValues) -> float:
-        return best_levels.best_offset_level(
-            sample, self.num_bits, lowest=self.lowest, share=self.share
-        )
+        return best_offset_level(sample, self.num_bits, lowest=self.lowest, share=self.share)
 
 
 class OffsetQuantizer(BelowZero):
@@ -213,7 +222,7 @@ class OffsetQuantizer(BelowZero):
         return asymmetric.quantize_offset(
             inputs,
             self.level(variables),
-            protocol.bits_of(self.num_bits, variables),
+            bits_of(self.num_bits, variables),
             self.gradient,
             lowest=self.lowest,
             share=self.share,
@@ -221,11 +230,11 @@ class OffsetQuantizer(BelowZero):
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
-        level = variables[protocol.CLIPPING_LEVEL]
+        level = variables[CLIPPING_LEVEL]
         return _from_lowest(level, self.num_bits, self.lowest, self.share)
 
 
-class _FixedQuantizer(protocol.WithSurrogate, protocol.ActivationQuantizer):
+class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
     """A quantizer of a function's results, whose range is known and learns nothing."""
 
     is_unit = True
@@ -240,13 +249,13 @@ class UnitQuantizer(_FixedQuantizer):
     signed: bool = False  # Whether the range is [-1, 1].
 
     @classmethod
-    def asked(cls, request: protocol.ActivationRequest) -> dict[str, Any]:
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         reach = request.reach
         signed = reach is not None and reach.is_negative
         return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        bits = protocol.bits_of(self.num_bits, variables)
+        bits = bits_of(self.num_bits, variables)
         return pact.quantize_activation(
             inputs, 1.0, bits, signed=self.signed, surrogate=self.estimator
         )
@@ -274,7 +283,7 @@ class FixedGridQuantizer(_FixedQuantizer):
         self.signed = self.lowest < 0.0
 
     @classmethod
-    def asked(cls, request: protocol.ActivationRequest) -> dict[str, Any]:
+    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         reach = request.reach or asymmetric.UNIT
         ends = {"lowest": reach.lowest or 0.0, "highest": reach.highest or 1.0}
         return {**super().asked(request), **ends}
@@ -284,7 +293,7 @@ class FixedGridQuantizer(_FixedQuantizer):
         return grid.bits_in_file(self.num_bits, signed=self.signed)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        bits = protocol.bits_of(self._grid_bits, variables)
+        bits = bits_of(self._grid_bits, variables)
         return asymmetric.quantize_offset(
             inputs, self.highest, bits, lowest=self.lowest, surrogate=self.estimator
         )
