@@ -140,20 +140,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2108,
-    "commands": 3379,
-    "core": 2654,
-    "exact": 13874,
-    "export": 5128,
-    "graph": 6292,
-    "keras3": 2564,
-    "loading": 855,
+    "analysis": 2097,
+    "commands": 3328,
+    "core": 2642,
+    "exact": 13833,
+    "export": 5101,
+    "graph": 6241,
+    "keras3": 2533,
+    "loading": 850,
     "messages": 1240,
-    "planning": 1567,
-    "qat": 8280,
-    "quantizers": 4113,
+    "planning": 1549,
+    "qat": 8183,
+    "quantizers": 4073,
     "report": 736,
-    "training": 7243,
+    "training": 7145,
     ".": 1420,  # the modules beside the rooms, together
 }
 

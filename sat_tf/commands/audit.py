@@ -6,20 +6,7 @@ import pathlib
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.images import (
-    Pixels,
-    add_image_arguments,
-    fixed_input_shape,
-    image_options,
-    range_sample,
-    say_notes,
-)
-from sat_tf.commands.models import (
-    add_image_size,
-    add_model_argument,
-    analysed_model,
-    is_built_by_name,
-)
+from sat_tf.commands import images, models
 from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, add_input_range, with_input_range
@@ -52,11 +39,11 @@ _USUAL_IMAGES = 32
 
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
-    add_model_argument(parser)
-    add_image_arguments(
+    models.add_model_argument(parser)
+    images.add_image_arguments(
         parser, default="none; for a run, its held-out images", usual=str(_USUAL_IMAGES)
     )
-    add_image_size(parser)
+    models.add_image_size(parser)
     add_input_range(parser)
     parser.refused = dict.fromkeys(
         ("--bits", "--policy", "--target", "--unsupported"),
@@ -71,9 +58,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
-    options = image_options(arguments, usual=_USUAL_IMAGES)
+    options = images.image_options(arguments, usual=_USUAL_IMAGES)
     count, subject = options.most or _USUAL_IMAGES, arguments.model
-    with analysed_model(arguments, "audit") as model:
+    with models.analysed_model(arguments, "audit") as model:
         from sat_tf.graph.network import Network, check_model, check_one_of_each
         from sat_tf.qat.inputs import input_nodes, input_ranges
         from sat_tf.training.audit.audit import audit
@@ -81,20 +68,20 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         from sat_tf.training.config import read_config
 
         check_model(model)
-        input_range, images, data = arguments.input_range, None, None
+        input_range, pixels, data = arguments.input_range, None, None
         policy = BitPolicy() if input_range is None else BitPolicy(input_range=input_range)
         config = pathlib.Path(subject) / CONFIG
         if options.images is not None:
             check_one_of_each(model)
-            images = options.load(fixed_input_shape(model), model.output_shape[-1])
-            say_notes(images.notes, console)
+            pixels = options.load(images.fixed_input_shape(model), model.output_shape[-1])
+            images.say_notes(pixels.notes, console)
         elif config.is_file():
             from sat_tf.training.loop.start import load_source
 
             source = load_source(read_config(config))
-            images = Pixels(*source.held_out_sample(count), ImagesFrom(source.name))
-        if images is not None:
-            fed = images.images
+            pixels = images.Pixels(*source.held_out_sample(count), ImagesFrom(source.name))
+        if pixels is not None:
+            fed = pixels.images
             if fed.dtype == np.uint8:
                 network = Network(model)
                 name = network.inputs[0]
@@ -107,16 +94,18 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                             "out."
                         )
                 else:
-                    if not is_built_by_name(subject):
-                        sample: Sample = images.sample
+                    if not models.is_built_by_name(subject):
+                        sample: Sample = pixels.sample
                         if options.images is not None:
-                            sample = range_sample(model, options.images, policy, options.labels)
+                            sample = images.range_sample(
+                                model, options.images, policy, options.labels
+                            )
                         policy = with_input_range(
                             policy, model, subject, sample, console, is_trained=False
                         )
                     fed_range = policy.range_of(name)
                 fed = fed_range.fed(fed)
-            data = fed, images.labels
+            data = fed, pixels.labels
         result = audit(model, data, num_images=count)
         result.print_to(console)
         write_outputs(arguments, html=result.write_page, csv=result.write_csv)

@@ -5,13 +5,8 @@ import pathlib
 
 from rich.console import Console
 
+from sat_tf.commands import models
 from sat_tf.commands.images import add_pictures, expect_pictures, range_sample
-from sat_tf.commands.models import (
-    add_image_size,
-    add_model_argument,
-    analysed_model,
-    is_built_by_name,
-)
 from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
@@ -49,10 +44,12 @@ exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cann
 
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
-    add_model_argument(parser)
+    models.add_model_argument(parser)
     add_pictures(parser, "; by them the input range is found")
     add_quantization(parser, target="the policy's, or litert")
-    add_image_size(parser, "of a model given by its name (default: 224), or of open image sizes")
+    models.add_image_size(
+        parser, "of a model given by its name (default: 224), or of open image sizes"
+    )
     add_outputs(parser, html="a page", csv="the full table")
 
 
@@ -61,10 +58,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     name = arguments.model
     policy = asked_policy(arguments, pathlib.Path(name) / CONFIG)
     size = None
-    if not is_built_by_name(name):
+    if not models.is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
     expect_pictures(arguments.images, arguments.labels)
-    with analysed_model(arguments, "explain") as model:
+    with models.analysed_model(arguments, "explain") as model:
         from sat_tf.graph.network import Network
         from sat_tf.graph.rewrite import network_of_layers
         from sat_tf.planning.explain import explain
@@ -80,7 +77,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
         else:
             policy = policy or BitPolicy.mobile()
-            is_stated = policy.states_input_range or is_built_by_name(name)
+            is_stated = policy.states_input_range or models.is_built_by_name(name)
             is_pixels = arguments.images is None and not is_stated
             if arguments.images is not None:
                 expect_float(pathlib.Path(name), model)

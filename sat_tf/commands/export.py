@@ -8,15 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf import output_folder
+from sat_tf.commands import options
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import (
-    OWN_TYPE,
-    add_output_type,
-    add_pack,
-    add_target,
-    add_trust,
-    nonempty,
-)
 from sat_tf.commands.parser import Parser
 from sat_tf.exact.targets.processors import saved_target
 from sat_tf.exact.tflite.metadata import checked_metadata, lines_of
@@ -53,11 +46,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR|MODEL",
         help="folder of sat-tf quantize or train, or a quantized .keras model",
     )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=nonempty,
-        help="default: DIR/model.tflite, or MODEL with this ending",
+    options.add_name(
+        parser, "--out", "FILE", "default: DIR/model.tflite, or MODEL with this ending"
     )
     parser.refused = {
         **dict.fromkeys(
@@ -67,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
         ),
         "--images": "it runs nothing; sat-tf verify compares the file with the model on images",
     }
-    add_target(parser, default="that of the run's policy, or litert")
+    options.add_target(parser, default="that of the run's policy, or litert")
     parser.add_argument(
         "--labels",
         metavar="FILE",
@@ -76,7 +66,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dry_run", action="store_true", help="print every operation of the file, and write none"
     )
-    add_output_type(parser, default=f"as in the run's config, or {OWN_TYPE}")
+    options.add_output_type(parser, default=f"as in the run's config, or {options.OWN_TYPE}")
     parser.advanced.add_argument(
         "--float_head",
         action=argparse.BooleanOptionalAction,
@@ -87,7 +77,7 @@ def add_arguments(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
-    add_pack(parser, default="as in the run's config", usual=None)
+    options.add_pack(parser, default="as in the run's config", usual=None)
     parser.advanced.add_argument(
         "--compare_storage",
         action="store_true",
@@ -103,7 +93,7 @@ def add_arguments(parser: Parser) -> None:
     parser.advanced.add_argument(
         "--resizable", action="store_true", help="leave the batch size open"
     )
-    add_trust(parser)
+    options.add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:

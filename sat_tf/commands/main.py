@@ -150,17 +150,15 @@ def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
     say(console, f"warning: {shown(message)}", style="yellow")
 
 
+_show_once = functools.cache(_show_warning)
+
+
 class _Once(logging.Handler):
     """Shows what sat-tf logs the first time in a command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
         _show_once(record.getMessage())
-
-
-@functools.cache
-def _show_once(message: str) -> None:
-    _show_warning(message)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:

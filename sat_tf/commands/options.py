@@ -30,6 +30,11 @@ nonempty = option(Annotated[str, Field(pattern=r"\S", description=_A_NAME)])
 seed = option(Seed)
 
 
+def add_name(parser: Parser, flag: str, metavar: str, about: str) -> None:
+    """Adds an option that names a file or a folder."""
+    parser.add_argument(flag, metavar=metavar, type=nonempty, help=about)
+
+
 def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
     """The type of an option: values of another one with commas between them, each once."""
     return lambda text: tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))

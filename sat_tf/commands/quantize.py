@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from sat_tf.commands import options
 from sat_tf.commands.images import add_pictures, expect_pictures, find_pictures, fixed_input_shape
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
-from sat_tf.commands.options import (
-    OWN_TYPE,
-    add_output_type,
-    add_pack,
-    add_resume,
-    add_trust,
-    nonempty,
-    seed,
-)
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.verification_table import conclude
@@ -40,7 +32,6 @@ from sat_tf.report.results import Results
 
 if TYPE_CHECKING:
     import tf_keras as keras
-
 
 # A calibrated model of this many bits or fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
@@ -88,12 +79,7 @@ def add_arguments(parser: Parser) -> None:
         f"{_MOST_RECONSTRUCTED} bits and fewer are first reconstructed, without labels, unless N "
         "is 0",
     )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=nonempty,
-        help="where the files go; default: runs/<model>_w<N>a<N>",
-    )
+    options.add_name(parser, "--out", "DIR", "where the files go; default: runs/<model>_w<N>a<N>")
     parser.advanced.add_argument(
         "--learning_rate",
         metavar="N",
@@ -108,17 +94,17 @@ def add_arguments(parser: Parser) -> None:
         help="also print what certificate.html and report.html show: each runtime, the tensors "
         "whose codes differ, ties, and where the proof holds",
     )
-    add_output_type(parser, default=OWN_TYPE)
-    add_pack(parser, default="auto", usual="auto")
-    add_resume(parser)
+    options.add_output_type(parser, default=options.OWN_TYPE)
+    options.add_pack(parser, default="auto", usual="auto")
+    options.add_resume(parser)
     parser.advanced.add_argument(
-        "--seed", metavar="N", type=seed, default=0, help="of all that is drawn; default: 0"
+        "--seed", metavar="N", type=options.seed, default=0, help="of all that is drawn; default: 0"
     )
     parser.refused = {
         "--set": "give --learning_rate and --seed; all settings of a training are those of "
         "sat-tf train, whose training.float_model takes a trained model",
     }
-    add_trust(parser)
+    options.add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
-from sat_tf.commands.options import add_overrides, add_resume, add_target, add_trust, nonempty
+from sat_tf.commands.options import add_name, add_overrides, add_resume, add_target, add_trust
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
 from sat_tf.files import read_text
@@ -42,20 +42,15 @@ def add_arguments(parser: Parser) -> None:
         help="YAML file of your own, or one of configs/, which come with sat-tf; default: the "
         "digits demo",
     )
-    parser.add_argument(
+    add_name(
+        parser,
         "--data",
-        metavar="DIR",
-        type=nonempty,
-        help="a folder with a folder of pictures for each class, or with train/ and val/ of these; "
+        "DIR",
+        "a folder with a folder of pictures for each class, or with train/ and val/ of these; "
         "without --config, model, sizes and epochs are chosen by how many pictures there are",
     )
     add_overrides(parser, "change one setting, with a dotted key; can be given several times")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=nonempty,
-        help="where the files go; default: runs/<name in the config>",
-    )
+    add_name(parser, "--out", "DIR", "where the files go; default: runs/<name in the config>")
     add_target(parser, default="policy.target in the config, or litert")
     add_resume(parser)
     add_trust(parser)

@@ -9,14 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.commands.images import (
-    USUAL_IMAGES,
-    ImageOptions,
-    Pixels,
-    add_image_arguments,
-    image_options,
-    say_notes,
-)
+from sat_tf.commands import images
 from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
@@ -26,13 +19,7 @@ from sat_tf.exact.certificate.inputs import random_images
 from sat_tf.exact.certificate.proof import read_subject, read_tflite, recheck, verify_file
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.exact.device.kit import (
-    check_kit_path,
-    is_device_certificate,
-    read_device_certificate,
-    read_device_check,
-    write_kit,
-)
+from sat_tf.exact.device import kit
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
@@ -115,8 +102,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: DIR/model.tflite"
     )
-    add_image_arguments(
-        parser, default="random ones", usual=f"{USUAL_IMAGES} of a folder, all of an .npy file"
+    images.add_image_arguments(
+        parser,
+        default="random ones",
+        usual=f"{images.USUAL_IMAGES} of a folder, all of an .npy file",
     )
     parser.add_argument(
         "--out",
@@ -177,12 +166,12 @@ def add_arguments(parser: Parser) -> None:
 @value_errors_as_run_errors()
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Compares a file with its model or with itself, code by code; False for a red headline."""
-    options = image_options(arguments)
+    options = images.image_options(arguments)
     tflite, model, folder = choose_files(arguments.source, arguments.tflite)
     if arguments.kit_codes and arguments.kit is None:
         raise RunError("received --kit_codes without --kit, expected both; name the kit.")
     if arguments.kit is not None:
-        check_kit_path(arguments.kit, "--kit")
+        kit.check_kit_path(arguments.kit, "--kit")
     if arguments.kit is not None and arguments.certificate is not None:
         raise RunError(
             "received --certificate and --kit, expected one of them; --certificate checks "
@@ -211,7 +200,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         raise RunError(f"{tflite}: received {option}, expected none: {why}; leave it out.")
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
-    if is_device_certificate(arguments.certificate):
+    if kit.is_device_certificate(arguments.certificate):
         return comparison.with_certificate_of_device()
     return comparison.with_certificate()
 
@@ -231,7 +220,7 @@ class _Comparison:
     tflite: pathlib.Path
     model: pathlib.Path | None  # The file's Keras model, if there is one.
     folder: OutputFolder | None  # The folder of the command that made both, if one did.
-    wanted: ImageOptions
+    wanted: images.ImageOptions
     arguments: argparse.Namespace
     console: Console
 
@@ -262,7 +251,7 @@ class _Comparison:
             )
         options = dataclasses.replace(options, num_images=count, are_frames=bool(pairs))
         pixels = options.load(first_input.shape, classes[0])
-        say_notes(pixels.notes, self.console)
+        images.say_notes(pixels.notes, self.console)
         # Inputs of equal shapes get different images.
         other_images = [
             random_images(image.shape, count, seed + 1) for seed, image in enumerate(other_inputs)
@@ -306,12 +295,12 @@ class _Comparison:
         tflite, out, console = self.tflite, self.arguments.out, self.console
         certificate = self.arguments.certificate
         recorded = read_certificate(certificate)
-        images = None
+        pixels = None
         if self.wanted.images is not None:
             # The hash of the images shows whether they are the same.
             options = self.wanted.again(recorded.images_from, recorded.num_images)
-            images = self._file_pixels(options, console).images
-        outcome = recheck(tflite, recorded, images, runtimes=self.runtimes, progress=True)
+            pixels = self._file_pixels(options, console).images
+        outcome = recheck(tflite, recorded, pixels, runtimes=self.runtimes, progress=True)
         print_certificate(outcome.certificate, str(tflite), console)
         for difference in outcome.differences:
             say(console, f"  {in_one_line(difference)}", style="red")
@@ -335,7 +324,7 @@ class _Comparison:
         tflite, options = self.tflite, self.wanted
         few = dataclasses.replace(options, num_images=options.num_images or _IMAGES_OF_KIT)
         pixels = self._file_pixels(few, _QUIET)
-        kit = write_kit(
+        written = kit.write_kit(
             tflite,
             pixels.images,
             self.arguments.kit,
@@ -344,13 +333,13 @@ class _Comparison:
             progress=True,
         )
         again = f"--images {options.images} " if options.images else ""
-        behind = len(kit.not_compared)
+        behind = len(written.not_compared)
         left_out = f", {behind} after float layers left out" if behind else ""
         for line in (
-            f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "
-            f"{len(kit.compared)} tensors{left_out}",
-            f"On the device: python {kit.path.name}, which needs NumPy and ai-edge-litert; then "
-            f"here: sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
+            f"Kit: {written.path}, {written.bytes / 1e6:.1f} MB, {written.num_images} images, "
+            f"{len(written.compared)} tensors{left_out}",
+            f"On the device: python {written.path.name}, which needs NumPy and ai-edge-litert; "
+            f"then here: sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
         ):
             say(self.console, line)
 
@@ -362,13 +351,13 @@ class _Comparison:
                 "received --out with the certificate of a device, expected it without: there is "
                 "nothing to write; leave it out."
             )
-        kit = read_device_certificate(certificate).kit
-        images = None
+        written = kit.read_device_certificate(certificate).kit
+        pixels = None
         # A file of another shape cannot take the kit's images: the check reports that first.
-        if self.wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
-            options = self.wanted.again(kit.images_from, kit.num_images)
-            images = self._file_pixels(options, _QUIET).images
-        check, is_simulated = read_device_check(tflite, certificate, images)
+        if self.wanted.images is not None and read_subject(tflite).sha256 == written.sha256:
+            options = self.wanted.again(written.images_from, written.num_images)
+            pixels = self._file_pixels(options, _QUIET).images
+        check, is_simulated = kit.read_device_check(tflite, certificate, pixels)
         counted = f"{check.title}, kernels {check.kernels}: {check.counted} codes differ"
         if check.first_differing:
             counted += f", first those of {check.first_differing}"
@@ -380,7 +369,7 @@ class _Comparison:
             "the codes that its kit expected are those of the simulation here"
             if is_simulated
             else "its kit is of this file; what it expected is not checked without its images: "
-            f"name them with --images ({kit.images_from.description})"
+            f"name them with --images ({written.images_from.description})"
         )
         if not check.is_exact:
             return conclude(certificate, Marked(f"codes differ there; {held}", "bad"), console)
@@ -433,14 +422,14 @@ class _Comparison:
                 **settings,
             )
 
-    def _file_pixels(self, options: ImageOptions, console: Console) -> Pixels:
+    def _file_pixels(self, options: images.ImageOptions, console: Console) -> images.Pixels:
         """The images for the input of the file."""
         graph = read_subject(self.tflite).graph
         image, classes = graph.frame_inputs[0], int(graph.tensors[graph.output].shape[-1])
         options = dataclasses.replace(options, are_frames=bool(graph.states))
         metadata = read_metadata(read_tflite(self.tflite), str(self.tflite))
         pixels = options.load(image.shape, classes, metadata)
-        say_notes(pixels.notes, console)
+        images.say_notes(pixels.notes, console)
         try:
             return pixels.of_input(image)
         except ValueError as error:

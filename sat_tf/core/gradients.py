@@ -142,7 +142,7 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
     n = namespace(surrogate)
     return n.with_gradient(
         lambda n, surrogate, value: (value, ()),
-        _passed_on,
+        lambda n, upstream, *tensors, value: (upstream,),
         [n.tensor(surrogate)],
         value=n.tensor(value),
     )
@@ -157,10 +157,6 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
     n = namespace(variable)
     inputs = [in_float32(n, variable)]
     return n.with_gradient(lambda n, itself, factor: (itself, ()), _scaled, inputs, factor=factor)
-
-
-def _passed_on(n: Namespace, upstream: Tensor, *tensors: Tensor, value: Tensor) -> tuple[Tensor]:
-    return (upstream,)
 
 
 def _scaled(n: Namespace, upstream: Tensor, *tensors: Tensor, factor: Any) -> tuple[Tensor]:

@@ -232,7 +232,6 @@ GRIDS: dict[str, Grid] = {
     )
 }
 
-
 # Names that stand for one grid or another, by the number of bits. "auto" is the paper's wherever
 # int8 holds its codes: at 8 bits DoReFa's reach 255. "packed" is the one whose codes need no more
 # bits than they have where files store few: DoReFa's codes of 4 bits reach 15, and INT4 holds 7.

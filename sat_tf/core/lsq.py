@@ -20,13 +20,6 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
-from sat_tf.core.grid import (
-    FEWEST_SIGNED_BITS,
-    SMALLEST_SIZE,
-    axes_within,
-    check_bits,
-    count_below_zero,
-)
 from sat_tf.core.tensors import (
     Namespace,
     Tensor,
@@ -40,11 +33,11 @@ from sat_tf.core.tensors import (
 
 def lsq_code_ends(num_bits: int) -> tuple[int, int]:
     """The ends of LSQ's codes: two's complement, without -128, whose negative does not fit int8."""
-    check_bits(num_bits)
-    if num_bits < FEWEST_SIGNED_BITS:
+    grids.check_bits(num_bits)
+    if num_bits < grids.FEWEST_SIGNED_BITS:
         raise ValueError(
             f"num_bits={num_bits}: LSQ's weights have the codes -1 and 0 at 1 bit, and no scale "
-            f"can be learnt; give them {FEWEST_SIGNED_BITS} bits or more, or use "
+            f"can be learnt; give them {grids.FEWEST_SIGNED_BITS} bits or more, or use "
             "weight_quantizer='dorefa' or 'l1'."
         )
     highest = 2 ** (num_bits - 1) - 1
@@ -57,7 +50,7 @@ def lsq_code_ends(num_bits: int) -> tuple[int, int]:
 def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """The first magnitude, 2 mean|v|, of each range: the paper's scale times sqrt(highest)."""
     n = namespace(kernel)
-    axes = tuple(axes_within(len(kernel.shape), range_axes))
+    axes = tuple(grids.axes_within(len(kernel.shape), range_axes))
     return 2.0 * n.mean(n.abs(kernel), axis=axes, keepdims=bool(range_axes))
 
 
@@ -66,12 +59,12 @@ def best_magnitude(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...]
     n = namespace(kernel)
     kernel = n.tensor(kernel)
     _, highest = lsq_code_ends(num_bits)
-    axes, has_ranges = tuple(axes_within(len(kernel.shape), range_axes)), bool(range_axes)
+    axes, has_ranges = tuple(grids.axes_within(len(kernel.shape), range_axes)), bool(range_axes)
     largest = n.max(n.abs(kernel), axis=axes, keepdims=has_ranges) / highest**0.5
     best, smallest = largest, float("inf")
     for percent in range(100, 0, -1):
         magnitude = largest * (percent / 100.0)
-        off = quantize_weights(kernel, n.maximum(magnitude, SMALLEST_SIZE), num_bits) - kernel
+        off = quantize_weights(kernel, n.maximum(magnitude, grids.SMALLEST_SIZE), num_bits) - kernel
         error = n.mean(n.square(off), axis=axes, keepdims=has_ranges)
         best = n.where(error < smallest, magnitude, best)
         smallest = n.minimum(error, smallest)
@@ -128,7 +121,7 @@ def _weight_ends(num_bits: grids.Bits) -> tuple[Any, Any]:
         lowest, highest = lsq_code_ends(num_bits)
         return float(lowest), float(highest)
     n = namespace(num_bits)
-    table = [lsq_code_ends(max(bits, FEWEST_SIGNED_BITS)) for bits in range(9)]
+    table = [lsq_code_ends(max(bits, grids.FEWEST_SIGNED_BITS)) for bits in range(9)]
     ends = n.take(n.constant(table, "float32"), num_bits, axis=0)
     return ends[0], ends[1]
 
@@ -239,7 +232,7 @@ def quantize_with_offset(
 def codes_below_zero(scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
     """The codes below zero of `quantize_with_offset`, z = clip(round(-β / s), 0, a)."""
     n = namespace(scale)
-    below = count_below_zero(-offset, scale, n.floor)
+    below = grids.count_below_zero(-offset, scale, n.floor)
     return n.maximum(n.minimum(below, levels), 0.0)
 
 

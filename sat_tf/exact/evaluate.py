@@ -71,9 +71,6 @@ def evaluate_tflite(
         processes: the number of threads; by default one for each core.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
-    Returns:
-        An `Accuracy`.
-
     Raises:
         ValueError: no file that LiteRT runs, or bad images or labels; lists every problem with its
             fix.
@@ -93,13 +90,7 @@ def evaluate_simulator(
 ) -> Accuracy:
     """Measures top-k of the integer simulation of a file, as `evaluate_tflite` does of the file.
 
-    Args:
-        graph: a graph, or the path of a file that sat-tf wrote.
-        images: see `evaluate_tflite`; uint8.
-        labels: see `evaluate_tflite`, as for the settings that follow.
-        top: the values of k.
-        processes: the number of threads.
-        progress: show a bar.
+    The graph may be the path of a file that sat-tf wrote; the images are uint8.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
     graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)

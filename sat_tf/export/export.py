@@ -14,15 +14,8 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
+from sat_tf.exact.certificate import runtimes as known_runtimes
 from sat_tf.exact.certificate.rules import portability_in_words
-from sat_tf.exact.certificate.runtimes import (
-    PortabilityClaim,
-    are_portable,
-    first_release,
-    is_installed,
-    portability_of,
-    wrong_before,
-)
 from sat_tf.exact.litert.processes import arena_bytes
 from sat_tf.exact.litert.runtime import MICRO, Runtime, check_loading, expanded
 from sat_tf.exact.operations.graph import Graph, wide_tensors
@@ -126,7 +119,7 @@ class ExportReport(Displayed):
     runs_from: str
     # The processors on which XNNPACK has the same codes, operator by operator, and the reason;
     # empty for route="converter".
-    portability: list[PortabilityClaim]
+    portability: list[known_runtimes.PortabilityClaim]
     # The units in the last place by which the scales of tensors were moved so that XNNPACK has the
     # same codes on all processors.
     moved_scales: dict[str, int]
@@ -147,7 +140,7 @@ class ExportReport(Displayed):
     @property
     def is_portable(self) -> bool:
         """Whether XNNPACK has the same codes on x86 and on Arm, as far as is known."""
-        return are_portable(self.portability)
+        return known_runtimes.are_portable(self.portability)
 
     @property
     def summary(self) -> str:
@@ -327,9 +320,6 @@ def export_tflite(
             model as it is: for a file in the middle of a training, or several of one model, as
             another `pack` or `float_head` has other biases.
 
-    Returns:
-        An `ExportReport`.
-
     Raises:
         ValueError: the model has no integer form, nothing of it can be packed, a weight is not
             finite, an output that is to be an integer has no codes, LiteRT does not run the file,
@@ -423,7 +413,7 @@ def _report(
     is_direct = route == "direct"
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
     operators, arenas = contents.operator_counts(), dict[bytes, int | None]()
-    if settings.processor.on_microcontrollers and is_installed(MICRO):
+    if settings.processor.on_microcontrollers and known_runtimes.is_installed(MICRO):
         arenas = {file: arena_bytes(file) for file in {content, expanded(content)}}
     return ExportReport(
         path=str(path),
@@ -434,8 +424,8 @@ def _report(
         float_layers=list(graph.float_layers),
         certified=list(graph.integer_tensors) if is_direct else [],
         kernels=packing.stored_kernels(graph) if is_direct else [],
-        runs_from="" if DECODE in operators else first_release(products, contents),
-        portability=portability_of(graph) if is_direct else [],
+        runs_from="" if DECODE in operators else known_runtimes.first_release(products, contents),
+        portability=known_runtimes.portability_of(graph) if is_direct else [],
         moved_scales=dict(graph.moved_scales) if is_direct else {},
         states=dict(graph.states) if is_direct else {},
         target=settings.target,
@@ -444,7 +434,7 @@ def _report(
         cpu_fallback=TARGETS[settings.target].cpu_fallback(contents),
         warnings=[
             *_warnings(graph, settings, content),
-            *wrong_before(contents),
+            *known_runtimes.wrong_before(contents),
             *([] if is_direct else [CONVERTED]),
         ],
         route=route,

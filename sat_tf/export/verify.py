@@ -15,14 +15,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
+from sat_tf.exact.certificate import inputs
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.inputs import (
-    GIVEN,
-    CheckedRange,
-    ImagesFrom,
-    checked_images,
-    taken_by,
-)
 from sat_tf.exact.certificate.outputs import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
@@ -204,7 +198,7 @@ def verify_tflite(
     float_model: keras.Model | None = None,
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
-    images_from: ImagesFrom = GIVEN,
+    images_from: inputs.ImagesFrom = inputs.GIVEN,
     window: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
@@ -269,14 +263,14 @@ def verify_tflite(
         with contextlib.suppress(ValueError):  # `_subject` says what is wrong with the file
             frames = frames_of(read_graph(content, str(path)), images)
     images = network.given(images) if frames is None else images
-    unscaled, inputs = kept_inputs(network), []
+    unscaled, image_inputs = kept_inputs(network), []
     for (name, type_), tensor in zip(input_types(network).items(), model.inputs, strict=True):
         scale = None if name in unscaled else np.float32(1.0)
-        inputs.append(Image(name, tuple(tensor.shape[1:]), scale, type=type_))
+        image_inputs.append(Image(name, tuple(tensor.shape[1:]), scale, type=type_))
     if frames is not None:
-        inputs = [image for image in inputs if image.name in frames]
-        images = [*frames.values()] if len(inputs) > 1 else frames[inputs[0].name]
-    images, image_problems = checked_images(images, inputs)
+        image_inputs = [image for image in image_inputs if image.name in frames]
+        images = [*frames.values()] if len(image_inputs) > 1 else frames[image_inputs[0].name]
+    images, image_problems = inputs.checked_images(images, image_inputs)
     problems += image_problems
     # The names of each output for the user: Keras' before and after, and its key.
     layers = [inner_layer(network[name].layer).name for name in network.outputs]
@@ -297,9 +291,9 @@ def verify_tflite(
     if problems:
         raise ProblemsError("verify_tflite", problems)
     if frames is None:
-        file_inputs = taken_by(subject.graph, images)
+        file_inputs = inputs.taken_by(subject.graph, images)
     else:
-        taken = taken_by(
+        taken = inputs.taken_by(
             dataclasses.replace(subject.graph, images=subject.graph.frame_inputs), images
         )
         file_inputs = with_states(subject.graph, content, taken)
@@ -324,7 +318,7 @@ def verify_tflite(
 
 def _checked_ranges(
     network: Network, graph: Graph, images: Pixels, reference: FloatReference | None
-) -> list[CheckedRange]:
+) -> list[inputs.CheckedRange]:
     """Returns the range of each image input of a quantized model, and the evidence for it.
 
     The evidence is what the model remembers, or its own layers that convert pixels; otherwise the
@@ -350,7 +344,7 @@ def _checked_ranges(
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:
                 checked_by = f"{STATISTICS} in the float model"
-        ranges.append(CheckedRange(name, str(input_range), checked_by, problem))
+        ranges.append(inputs.CheckedRange(name, str(input_range), checked_by, problem))
     return ranges
 
 

@@ -12,30 +12,20 @@ from sat_tf.core.asymmetric import Reach
 from sat_tf.graph import operation_layers
 from sat_tf.graph.layers import (
     activations,
+    kind,
     linear,
     movements,
     normalization,
     recurrent,
     unquantized,
 )
-from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
-from sat_tf.graph.layers.kind import (
-    Combination,
-    Function,
-    Kernel,
-    Kinds,
-    LayerKind,
-    Moments,
-    NativeFunction,
-    Role,
-)
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 from sat_tf.graph.operations import fix_of
 
 activation_name = activations.activation_name
 
-KINDS: Kinds = {
-    keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
+KINDS: kind.Kinds = {
+    keras.layers.InputLayer: kind.LayerKind(kind.Role.INPUT, short_name="Input"),
     **linear.KINDS,
     **normalization.KINDS,
     **activations.KINDS,
@@ -44,28 +34,27 @@ KINDS: Kinds = {
     **unquantized.KINDS,
 }
 
-
 # The row of layers of which nothing is known.
-_UNKNOWN = LayerKind(quantized=False)
+_UNKNOWN = kind.LayerKind(quantized=False)
 # The operators of functions with kernels for codes of 16 bits.
 _OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "SOFTMAX", "TANH")
 
 
-def find_support(layer: keras.layers.Layer) -> LayerKind:
+def find_support(layer: keras.layers.Layer) -> kind.LayerKind:
     """The row of a layer's own class, if sat-tf quantizes it; otherwise an empty one."""
     row = KINDS.get(type(layer), _UNKNOWN)
     return row if row.quantized else _UNKNOWN
 
 
-def find_kind(layer: keras.layers.Layer) -> LayerKind:
+def find_kind(layer: keras.layers.Layer) -> kind.LayerKind:
     """The row of a layer's class or its nearest base, for facts that subclasses share."""
     return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), _UNKNOWN)
 
 
-def role_of(layer: keras.layers.Layer) -> Role:
+def role_of(layer: keras.layers.Layer) -> kind.Role:
     """The role of this layer; OPAQUE where sat-tf does not quantize it."""
     role = find_support(layer).role
-    return role if isinstance(role, Role) else role(layer)
+    return role if isinstance(role, kind.Role) else role(layer)
 
 
 def reads_ids(layer: keras.layers.Layer) -> bool:
@@ -81,7 +70,7 @@ def table_of(layer: keras.layers.Layer) -> str:
 
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
     """Whether a layer called with these arguments passes its input through in inference."""
-    return role_of(layer) is Role.IDENTITY and not arguments.get("training")
+    return role_of(layer) is kind.Role.IDENTITY and not arguments.get("training")
 
 
 def identity_layer(**options: Any) -> keras.layers.Layer:
@@ -92,12 +81,12 @@ def identity_layer(**options: Any) -> keras.layers.Layer:
 # -- linear layers ---------------------------------------------------------------------------------
 
 
-def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
+def kernels_of(layer: keras.layers.Layer) -> tuple[kind.Kernel, ...]:
     """The kernels that a layer multiplies by; none of a subclass, which may use them in any way."""
     return KINDS.get(type(layer), _UNKNOWN).kernels
 
 
-def quantized_kernel(layer: keras.layers.Layer) -> Kernel | None:
+def quantized_kernel(layer: keras.layers.Layer) -> kind.Kernel | None:
     """The kernel of a linear layer that sat-tf quantizes; None for other layers."""
     kernels = find_support(layer).kernels
     return kernels[0] if kernels else None
@@ -142,21 +131,21 @@ def along_channels(
 def rectifies(layer: keras.layers.Layer) -> bool:
     """Whether the layer ends in a rectifier: it is one, or has one as its activation."""
     if hasattr(layer, "activation"):
-        return activation_name(layer) in RECTIFIERS
-    return role_of(layer) is Role.RECTIFIER
+        return activation_name(layer) in activations.RECTIFIERS
+    return role_of(layer) is kind.Role.RECTIFIER
 
 
 def rectifier_ceiling(layer: keras.layers.Layer) -> float | None:
     """The value above which the layer's rectifier clips, or None."""
     if hasattr(layer, "activation"):
-        return RECTIFIERS.get(activation_name(layer))
+        return activations.RECTIFIERS.get(activation_name(layer))
     ceiling = getattr(layer, "max_value", None) if find_support(layer).quantized else None
     return None if ceiling is None else float(ceiling)
 
 
 def is_softmax(layer: keras.layers.Layer) -> bool:
     """Whether the layer is a softmax or ends in one."""
-    return role_of(layer) is Role.SOFTMAX or activation_name(layer) == "softmax"
+    return role_of(layer) is kind.Role.SOFTMAX or activation_name(layer) == "softmax"
 
 
 def is_activation(layer: keras.layers.Layer) -> bool:
@@ -166,10 +155,10 @@ def is_activation(layer: keras.layers.Layer) -> bool:
 
 def is_batch_normalization(layer: keras.layers.Layer) -> bool:
     """Whether the layer is a BatchNormalization, or of a class that derives from it."""
-    return find_kind(layer).role is Role.NORM
+    return find_kind(layer).role is kind.Role.NORM
 
 
-def own_moments(layer: keras.layers.Layer) -> Moments | None:
+def own_moments(layer: keras.layers.Layer) -> kind.Moments | None:
     """Mean and variance by channel of a normalization or of rows; None for other layers."""
     moments = find_kind(layer).moments
     if moments is None or not layer.built:
@@ -181,13 +170,13 @@ def own_moments(layer: keras.layers.Layer) -> Moments | None:
 # -- functions between quantizers -----------------------------------------------------------------
 
 
-def function_of(layer: keras.layers.Layer) -> Function:
+def function_of(layer: keras.layers.Layer) -> kind.Function:
     """The function that a layer computes between quantizers; one without facts for others."""
-    return find_kind(layer).function or Function()
+    return find_kind(layer).function or kind.Function()
 
 
 # The values of x · sigmoid(x), however a model writes it.
-SWISH = REACHES["swish"]
+SWISH = activations.REACHES["swish"]
 
 
 def reach_of(layer: keras.layers.Layer) -> Reach:
@@ -216,7 +205,7 @@ def keeps_range(layer: keras.layers.Layer) -> bool:
     return function_of(layer).keeps_range(layer)
 
 
-def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> NativeFunction | None:
+def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> kind.NativeFunction | None:
     """The operator for a layer's function on codes, or None.
 
     NPUs have many. Of the others, CPUs compute a softmax alone without a table of codes.
@@ -224,7 +213,7 @@ def native_of(layer: keras.layers.Layer, *, is_npu: bool = True) -> NativeFuncti
     return function_of(layer).native(layer) if is_npu or is_softmax(layer) else None
 
 
-def wide_native_of(layer: keras.layers.Layer) -> NativeFunction | None:
+def wide_native_of(layer: keras.layers.Layer) -> kind.NativeFunction | None:
     """The operator for a layer's function on codes of 16 bits, or None."""
     if isinstance(layer, keras.layers.Activation) and activation_name(layer) in activations.SWISHES:
         return activations.SWISH_OF_16_BITS
@@ -238,7 +227,7 @@ def wide_native_of(layer: keras.layers.Layer) -> NativeFunction | None:
 # -- several tensors, several places ---------------------------------------------------------------
 
 
-def combination_of(layer: keras.layers.Layer) -> Combination | None:
+def combination_of(layer: keras.layers.Layer) -> kind.Combination | None:
     """How a layer combines several tensors; None where it reads one, or is not quantized."""
     return find_support(layer).combination
 
@@ -268,11 +257,6 @@ def short_name(name: str) -> str:
         layer_class.__name__: row.short_name for layer_class, row in KINDS.items() if row.short_name
     }
     return short.get(name, name)
-
-
-def detail_of(layer: keras.layers.Layer) -> str:
-    """Size of the kernel, the window or the output, strides and dilation, unless they are 1."""
-    return find_kind(layer).detail(layer)
 
 
 def unsupported_problem(layer: keras.layers.Layer) -> str | None:

@@ -23,23 +23,12 @@ import tf_keras as keras
 from sat_tf.graph.flatten import regularization_of
 from sat_tf.graph.layers.recurrent import is_fused, misfit_of_recurrence
 from sat_tf.graph.operation_layers import LongShortTermMemory
-from sat_tf.graph.operations.operation import (
-    Finder,
-    NewLayer,
-    NewLayers,
-    OldCall,
-    Replacement,
-    alone_or_alike,
-    constant_of,
-    is_keras,
-    new_layer,
-    of_config,
-)
+from sat_tf.graph.operations import operation
 
 L = keras.layers
 
 
-def _sources(call: OldCall) -> list[Any]:
+def _sources(call: operation.OldCall) -> list[Any]:
     """The sequence and the initial states of a call that can become layers; [] of any other call.
 
     Initial states of constant zeros count as none.
@@ -49,18 +38,18 @@ def _sources(call: OldCall) -> list[Any]:
     # Keras 3 calls it with training=False, which is its default there.
     arguments = {**dict(enumerate(call.node.call_args[1:])), **call.node.call_kwargs}
     states = arguments.pop("initial_state", None)
-    numbers = constant_of(states)
+    numbers = operation.constant_of(states)
     if states is not None and (numbers is None or np.any(numbers)):
         sources += states if isinstance(states, list | tuple) else [states]
     options = [value for value in arguments.values() if value is not None and value is not False]
-    if options or layer.stateful or not all(map(is_keras, sources)):
+    if options or layer.stateful or not all(map(operation.is_keras, sources)):
         return []
     has_states = len(sources) > 1
     misfit = misfit_of_recurrence(layer, sources[0].shape[1], has_states=has_states)
     return [] if misfit or len(sources) not in (1, 1 + _STATES.get(type(layer), 0)) else sources
 
 
-def _recurrence(call: OldCall) -> Replacement | None:
+def _recurrence(call: operation.OldCall) -> operation.Replacement | None:
     """An LSTM of all steps, or the layers of single steps.
 
     Dropout becomes a layer in front, which drops a feature in all steps, as Keras does, but for all
@@ -69,7 +58,7 @@ def _recurrence(call: OldCall) -> Replacement | None:
     layer, sources = call.layer, _sources(call)
     if not sources:
         return None
-    layers, source = NewLayers(len(sources)), 0
+    layers, source = operation.NewLayers(len(sources)), 0
     if layer.dropout:
         source = layers.add("SpatialDropout1D", layer.dropout, suffix="dropout", reads=(0,))
     if is_fused(layer) and len(sources) == 1:
@@ -78,23 +67,23 @@ def _recurrence(call: OldCall) -> Replacement | None:
         _unrolled(_Unrolled(layers, layer, int(sources[0].shape[1]), source, len(sources) - 1))
     if layer.activity_regularizer is not None:
         layers.add(regularization_of(layer), suffix="regularization")
-    return Replacement(sources, layers)
+    return operation.Replacement(sources, layers)
 
 
-def _fused(layers: NewLayers, layer: Any, steps: int) -> None:
+def _fused(layers: operation.NewLayers, layer: Any, steps: int) -> None:
     """Adds an LSTM of all steps, with a slice after it where the last one is the output."""
     settings = {**layer.get_config(), "go_backwards": False, "return_sequences": True}
     settings |= {"dropout": 0.0, "activity_regularizer": None}
     if layer.go_backwards:
         layers.put(_reversed(steps))
-    layers.put(of_config(LongShortTermMemory, settings, layer.get_weights()))
+    layers.put(operation.of_config(LongShortTermMemory, settings, layer.get_weights()))
     if not layer.return_sequences:
         last = [steps - 1, steps, None]
         layers.add("Slice", [last, [None, None, None]], [0], suffix="last")
 
 
-def _reversed(steps: int) -> NewLayer:
-    return new_layer("Gather", [*reversed(range(steps))], 0, suffix="reversed")
+def _reversed(steps: int) -> operation.NewLayer:
+    return operation.new_layer("Gather", [*reversed(range(steps))], 0, suffix="reversed")
 
 
 def _unrolled(unrolled: "_Unrolled") -> None:
@@ -128,7 +117,7 @@ def _unrolled(unrolled: "_Unrolled") -> None:
 class _Unrolled:
     """The steps of a recurrent layer, to whose layers those of the step `index` are added."""
 
-    layers: NewLayers
+    layers: operation.NewLayers
     layer: Any
     steps: int
     source: int  # The place of the sequence.
@@ -160,11 +149,13 @@ class _Unrolled:
         # A GRU with reset_after has a bias of the state, too.
         biases = [row for array in bias for row in np.atleast_2d(array)]
 
-        def dense(suffix: str, regularizer: Any, *weights: Any) -> NewLayer:
+        def dense(suffix: str, regularizer: Any, *weights: Any) -> operation.NewLayer:
             has_bias = len(weights) > 1
             settings = {"use_bias": has_bias, "kernel_regularizer": regularizer}
             settings |= {"bias_regularizer": layer.bias_regularizer} if has_bias else {}
-            return new_layer("Dense", size, suffix=f"{name}_{suffix}", weights=weights, **settings)
+            return operation.new_layer(
+                "Dense", size, suffix=f"{name}_{suffix}", weights=weights, **settings
+            )
 
         of_inputs = dense("inputs", layer.kernel_regularizer, kernel, *biases[:1])
         self.layers.put(of_inputs, self.source)
@@ -181,7 +172,7 @@ class _Sums:
     name: str
     size: int
     row: int  # The place of the products of all inputs, one after the other.
-    dense: NewLayer  # The layer that multiplies a state, in its next call.
+    dense: operation.NewLayer  # The layer that multiplies a state, in its next call.
 
     def of_inputs(self) -> int:
         """Adds the slice with the products of the step's inputs; returns its place."""
@@ -267,24 +258,24 @@ _STEPS: dict[type, Callable[[_Unrolled], _Step]] = {
 _MERGES = {"concat": "Concatenate", "sum": "Add", "mul": "Multiply", "ave": "Average"}
 
 
-def _both_ways(call: OldCall) -> Replacement | None:
+def _both_ways(call: operation.OldCall) -> operation.Replacement | None:
     """A layer for each direction, one of which gives its sequence in reverse, and their merge."""
     layer, sources = call.layer, _sources(call)
     if not sources or layer.merge_mode not in _MERGES:
         return None
-    layers, ends = NewLayers(), list[int]()
+    layers, ends = operation.NewLayers(), list[int]()
     for suffix in ("forward", "backward"):
         inner = getattr(layer, f"{suffix}_layer")
         settings, weights = inner.get_config(), inner.get_weights()
-        end = layers.put(of_config(type(inner), settings, weights, suffix), 0)
+        end = layers.put(operation.of_config(type(inner), settings, weights, suffix), 0)
         if suffix == "backward" and inner.return_sequences:
             end = layers.put(_reversed(sources[0].shape[1]))
         ends.append(end)
     layers.add(_MERGES[layer.merge_mode], reads=tuple(ends))
-    return Replacement(sources, layers)
+    return operation.Replacement(sources, layers)
 
 
-LAYERS: dict[type, Finder] = {
-    **dict.fromkeys(_STEPS, alone_or_alike(_recurrence)),
-    L.Bidirectional: alone_or_alike(_both_ways),
+LAYERS: dict[type, operation.Finder] = {
+    **dict.fromkeys(_STEPS, operation.alone_or_alike(_recurrence)),
+    L.Bidirectional: operation.alone_or_alike(_both_ways),
 }

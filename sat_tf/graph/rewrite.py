@@ -15,13 +15,7 @@ from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_cop
 from sat_tf.graph.layers.activations import REACHES, SWISHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.layers.unquantized import LeftFloat
-from sat_tf.graph.network import (
-    Network,
-    check_model,
-    keras_calls,
-    output_names,
-    refuse_wrapped,
-)
+from sat_tf.graph.network import Network, check_model, keras_calls, output_names, refuse_wrapped
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.operations.operation import (
     NewLayer,

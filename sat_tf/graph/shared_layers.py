@@ -55,6 +55,13 @@ class AtLeast(_Layer):
         return {"minimum": self.minimum}
 
 
+class _OfSameShape(_Layer):
+    """A layer whose output has the shape of its input; abstract."""
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
 class Formula(NamedTuple):
     """A formula of a tensor x and a number c."""
 
@@ -71,7 +78,7 @@ FORMULAS: Mapping[str, Formula] = {
 }
 
 
-class Scaling(_Layer):
+class Scaling(_OfSameShape):
     """A tensor x and a number c, or one number a channel, added to each other or multiplied.
 
     The formula is "x + c", "x - c", "c - x", "x * c" or "x / c". The number, or list of as many as
@@ -96,10 +103,6 @@ class Scaling(_Layer):
         if not isinstance(number, float):
             number = namespace(inputs).constant(number, inputs.dtype)
         return FORMULAS[self.formula].function(inputs, number)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
-        return input_shape
 
     def affine(self) -> tuple[np.ndarray, np.ndarray]:
         """Slope and offset, float64, each one number or one a channel."""
@@ -165,7 +168,7 @@ class MatrixProduct(_Layer):
         return {**super().get_config(), "transposed": self.transposed}
 
 
-class InverseRoot(_Layer):
+class InverseRoot(_OfSameShape):
     """1 / sqrt(max(x, smallest)), where x rounded to codes may be 0."""
 
     def __init__(self, smallest: float, **options: Any) -> None:
@@ -179,15 +182,11 @@ class InverseRoot(_Layer):
         n = namespace(inputs)
         return n.rsqrt(n.maximum(inputs, n.cast(self.smallest, inputs.dtype)))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
-        return input_shape
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "smallest": self.smallest}
 
 
-class RMSNormalization(_Layer):
+class RMSNormalization(_OfSameShape):
     """x γ / sqrt(mean x² + ε): the layer of Keras 3, which tf_keras lacks."""
 
     def __init__(
@@ -211,22 +210,16 @@ class RMSNormalization(_Layer):
         root = n.rsqrt(n.mean(x * x, axis=tuple(axes), keepdims=True) + self.epsilon)
         return n.cast(x * root * n.reshape(in_float32(n, self.gamma), sizes), inputs.dtype)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "axis": list(self.axis), "epsilon": self.epsilon}
 
 
-class StopGradient(_Layer):
+class StopGradient(_OfSameShape):
     """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`."""
 
     def call(self, inputs: Any) -> Any:
         """The tensor."""
         return namespace(inputs).stop_gradient(inputs)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
 
 
 class LongShortTermMemory(_Layer):

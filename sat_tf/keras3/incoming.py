@@ -44,9 +44,6 @@ def from_keras3(
             Keras 3 class; it is given the settings of `get_config`, and is held to the same proof.
         safe_mode: refuse a file that would run code when it is loaded; False runs it.
 
-    Returns:
-        A tf_keras model.
-
     Raises:
         ValueError: something in the model has no counterpart in tf_keras (every such layer is
             named, with the fix), a weight is NaN, or a layer computes something else there (the

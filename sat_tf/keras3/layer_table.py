@@ -33,7 +33,6 @@ OWN_LAYERS: dict[type, type[keras.layers.Layer]] = {
     if (row := layer_kinds.KINDS.get(layer_class)) is not None and row.keras3 is not None
 }
 
-
 OMITTED = object()  # It stands for a value that the layer's own default replaces.
 # Settings that are objects of Keras, by the ends of their names.
 _SERIALIZED = {
@@ -117,7 +116,6 @@ _WITHOUT_EFFECT = (
     *("fill_mode", "fill_value", "renorm_clipping", "renorm_momentum", "seed", "use_cudnn"),
     "value_range",
 )
-
 
 # The modules of both Kerases with layers of the same names and settings.
 _WITH_LAYERS = ("convnext", "inception_resnet_v2")

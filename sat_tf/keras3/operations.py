@@ -61,11 +61,6 @@ class Operation(keras3.layers.Layer):
         options.pop("name", None)
         return COMPUTED_BY[self.function](keras3, *args, **options)
 
-    @property
-    def is_of_quantized_model(self) -> bool:
-        """Whether its twin is a layer of sat-tf."""
-        return str(self.twin.get("registered_name")).startswith("sat_tf>")
-
     def get_config(self) -> dict[str, Any]:
         settings = {"function": self.function, "arguments": self.arguments, "twin": self.twin}
         return {**super().get_config(), **settings}

@@ -29,7 +29,6 @@ _register = keras3.saving.register_keras_serializable(package="sat_tf")
 
 AtLeast = _register(class_of(shared_layers.AtLeast, keras3.constraints.Constraint, __name__))
 
-
 MARKS = "rows", "gate_bits", "target", "output_name"  # in configurations where they say something
 
 
@@ -40,23 +39,8 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
     The wrapped layer does not change: its variables are the latent weights, and its settings those
     of the float model; see `QuantizingLayer`.
 
-    Args:
-        layer: the layer to quantize.
-        weights: the quantizer of its kernel, or None.
-        output: the quantizer or observer of the tensor it makes, or None.
-        place: where `output` stands, one of `PLACES`.
-        annotation: the fields of the `LayerConfig` that the user gave, to be kept.
-        inserted: the layer is not the user's; it exists to hold `output`.
-        rows: whether the rows of the layer's table have int8 codes.
-        gate_bits: the bits of the weights of a recurrent layer; None for 8.
-        target: the processor that the model's file is for; None for LiteRT's CPU kernels.
-        output_name: the user's name for the model's output that it makes, where that is not the
-            name of `layer`.
-        **options: options of any Keras layer.
-
-    Attributes:
-        kernel_variables: the variables of `weights`, by name.
-        output_variables: the variables of `output`, by name.
+    It takes a layer, the quantizers of the layer's kernel and output, the place of the second, one
+    of `PLACES`, the marks that `qat.configs.PlacedConfig` explains, and options of any layer.
     """
 
     def __init__(

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.files import expect_path, read_bytes, temporary_folder
 from sat_tf.loading import trust
-from sat_tf.loading.model_file import (
-    ModelFile,
-    OtherFileError,
-    expect_usual_size,
-    open_model_file,
-)
+from sat_tf.loading.model_file import ModelFile, OtherFileError, expect_usual_size, open_model_file
 from sat_tf.messages import first_ones, kind_of, shown
 
 if TYPE_CHECKING:

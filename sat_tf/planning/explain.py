@@ -19,17 +19,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, is_annotation, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError
-from sat_tf.planning.deployment import (
-    Deployment,
-    bit_operations,
-    by_layer,
-    bytes_of,
-    deployment,
-    float_bytes,
-    multiply_adds,
-    planned_cpu_fallback,
-    preview,
-)
+from sat_tf.planning import deployment
 from sat_tf.planning.plan import ActivationPlan, Export, Fate, LayerPlan, Plan, WeightPlan
 from sat_tf.qat.configs import PlacedConfig, PlacementError
 from sat_tf.qat.inputs import borders, converts_pixels, find_folds, own_type
@@ -389,9 +379,6 @@ def explain(
             "litert" the plan names every operator of the file that the processor would leave to the
             CPU, or refuse, why, and what to change.
 
-    Returns:
-        A `Plan`.
-
     Raises:
         ValueError: the model has no graph (it is subclassed, or not built); the policy is not a
             `BitPolicy`, or left out for a quantized model that was loaded; the model has another
@@ -441,7 +428,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         for name in source.network.inputs
     }
     problems = refused + problems
-    named = by_layer(problems)
+    named = deployment.by_layer(problems)
     name = source.network.name
     plan = Plan(
         model=name,
@@ -461,15 +448,15 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
             reason = "" if of_layer else why
             rows.append(_row(node, node.inputs, of_layer, reason=reason, **undecided))
         return dataclasses.replace(plan, rows=tuple(rows))
-    view = preview(source.network, placement)
+    view = deployment.preview(source.network, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
-    deployed = deployment(view, settings, tolerant=bool(problems))
+    deployed = deployment.deployment(view, settings, tolerant=bool(problems))
     decisions = LayerDecisions(source.network, placement, decided_by, requantized=is_quantized)
     graph, target = deployed.graph, TARGETS[settings.target]
     cpu_fallback: list[CpuFallback] = []
     operators = None
     if target.operators is not None and graph and not (problems or deployed.problems):
-        cpu_fallback, operators = planned_cpu_fallback(graph, settings)
+        cpu_fallback, operators = deployment.planned_cpu_fallback(graph, settings)
     return dataclasses.replace(
         plan,
         rows=tuple(_rows(decisions, source.network, placement, view, deployed, named)),
@@ -493,7 +480,7 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
     unmatched = policy.unmatched_overrides(layers)
     overrides = {key: policy.overrides[key] for key in policy.overrides if key not in unmatched}
     lenient = dataclasses.replace(policy, unsupported="float", overrides=overrides)
-    named = by_layer(problems)
+    named = deployment.by_layer(problems)
     without = {name: annotation for name, annotation in annotations.items() if name not in named}
     clear = network.rearranged(network, {})
     clear.problems = {}
@@ -516,7 +503,7 @@ def _row(
         name=node.name,
         kind=class_name,
         short_kind=layer_kinds.short_name(class_name),
-        detail=layer_kinds.detail_of(node.layer),
+        detail=layer_kinds.find_kind(node.layer).detail(node.layer),
         reads=reads,
         shape=node.shape,
         fate=Fate.PROBLEM if problems else fate,
@@ -531,10 +518,10 @@ def _rows(
     network: Network,
     placement: Placement,
     view: Network,
-    deployed: Deployment,
+    deployed: deployment.Deployment,
     problems: Mapping[str, Sequence[str]],
 ) -> Iterator[LayerPlan]:
-    sizes = bytes_of(deployed)
+    sizes = deployment.bytes_of(deployed)
     in_view: dict[str, Node] = {}
     for node in view:
         in_view.setdefault(user_name(node), node)
@@ -542,7 +529,7 @@ def _rows(
         decided = decisions.of(node.name)
         weights = decided["weights"]
         reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
-        products = multiply_adds(node, [network[name].shape for name in node.inputs])
+        products = deployment.multiply_adds(node, [network[name].shape for name in node.inputs])
         weight_bits, read_bits = None, None
         if weights is not None:
             maker = maker_of_codes(view, in_view[node.name].inputs[0])
@@ -558,9 +545,9 @@ def _rows(
             reading_bits=read_bits,
             reading_reason=decisions.reading_reason(node.name, read_bits) if weights else "",
             multiply_adds=products,
-            bit_operations=bit_operations(products, weight_bits, read_bits),
+            bit_operations=deployment.bit_operations(products, weight_bits, read_bits),
             bytes=sizes.get(node.name),
-            float_bytes=float_bytes(network, node),
+            float_bytes=deployment.float_bytes(network, node),
         )
         for insertion in placement.behind(node.name):
             quantizer, readers = insertion.config.output, tuple(sorted(insertion.readers))

@@ -14,12 +14,7 @@ import tf_keras as keras
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering.layers import KernelOutline, find_problems
-from sat_tf.export.lowering.packing import (
-    TABLE,
-    FileSettings,
-    NothingPackedError,
-    pack_graph,
-)
+from sat_tf.export.lowering.packing import TABLE, FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import ModelError

@@ -88,7 +88,8 @@ def quantize_for_bits(
 class AdaptiveBits(keras.Model):
     """Quantized models of one network at several bit widths, which share kernels and biases.
 
-    Called, and in `predict`, it is the model with the most bits; `at_bits` has each width as a
+    Its `members`, by their bits, are built from the same float model. Called, and in `predict`, it
+    is the model with the most bits; `at_bits` has each width as a
     model of its own. A training step runs all of them on the same batch and takes one step of the
     optimizer with the sum of their gradients:
 
@@ -99,10 +100,6 @@ class AdaptiveBits(keras.Model):
 
     Logs are those of `compile`'s loss and metrics for each width, with its bits after them, such
     as `accuracy_at_4`, and `loss`, the sum over the widths.
-
-    Args:
-        members: models quantized by sat-tf, by their bits, built from the same float model.
-        name: the model's name.
     """
 
     def __init__(self, members: Mapping[int, keras.Model], name: str = "adaptive") -> None:

@@ -21,6 +21,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
 from sat_tf.messages.progress_bar import image_bar
 from sat_tf.pictures import CALIBRATION_IMAGES
+from sat_tf.qat import wrapper
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import observe_pixels, warn_of_certainty
 from sat_tf.qat.layout import in_inference, inner_layer, is_norm, quantized_network
@@ -36,13 +37,6 @@ from sat_tf.qat.walk import (
     float_weights,
     one_by_one,
     walk,
-)
-from sat_tf.qat.wrapper import (
-    QuantizedLayer,
-    clipping_quantizer,
-    kernels_kept,
-    output_quantizer,
-    rounds_to_input,
 )
 from sat_tf.quantizers.best_levels import best_observed_range, best_range_of_logits
 from sat_tf.quantizers.observers import expected_largest
@@ -142,7 +136,7 @@ def calibrate(
     training, all are replaced.
 
     Args:
-        model: a model quantized by sat-tf; it is changed in place.
+        model: a model quantized by sat-tf; it is changed in place, and returned.
         dataset: images (n, h, w, c), or anything that yields batches of images or of (images,
             labels), like a tf.data.Dataset. Use training images. uint8 pixels are scaled to the
             `input_range` of the policy, as for `verify_tflite`; other numbers are what the model is
@@ -158,9 +152,6 @@ def calibrate(
         batch_normalization: fit the statistics of BatchNormalization.
         keep_function: leave stale statistics as they are.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
-
-    Returns:
-        The model itself.
 
     Raises:
         ValueError: the model is not quantized by sat-tf, the images do not fit its input, are
@@ -182,8 +173,11 @@ def calibrate(
         observe_pixels(images, network, reference=network if as_trained else None)
         warn_of_certainty(network, Batches(images)[0], policy)
         advance = stack.enter_context(image_bar("calibrating", total, shown=progress))
-        _forget_ranges(network)
-        stack.enter_context(kernels_kept(node.layer for node in network))
+        # Observers that round pass on their inputs until their range is set.
+        for layer in (network[name].layer for name in _observing(network, of_inputs=False)):
+            if layer.quantize_config.output.rounds:
+                layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
+        stack.enter_context(wrapper.kernels_kept(node.layer for node in network))
         batches = Batches(images, size=images_at_once(network), advance=advance)
         # First of all, because what the first layers read depends on it.
         _observe_best(network, inputs, batches)
@@ -235,10 +229,12 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         layer_kinds.role_of(inner_layer(node.layer)) is Role.MATRIX_PRODUCT for node in in_use
     )
     scores = _scores(in_use) if multiplies else frozenset()
-    narrows = any(getattr(clipping_quantizer(n.layer), "num_bits", 8) == WIDE_BITS for n in in_use)
+    narrows = any(
+        getattr(wrapper.clipping_quantizer(n.layer), "num_bits", 8) == WIDE_BITS for n in in_use
+    )
 
     def sampled(node: Node, input_parts: Iterator[Any]) -> Parts:
-        quantizer = clipping_quantizer(node.layer)
+        quantizer = wrapper.clipping_quantizer(node.layer)
         if quantizer is None:
             return unrounded(node, input_parts)
         outputs, input_twins = [], []
@@ -247,7 +243,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                 outputs.append(node.layer.before_quantization(inputs, training=True))
             else:
                 outputs.append(call_unrounded(node, inputs))
-            if rounds_to_input(node.layer):
+            if wrapper.rounds_to_input(node.layer):
                 input_twins.append(quantizer.float_twin(inputs))
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
@@ -264,7 +260,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
 
     unrounded = each_part(call_unrounded)
     for node in network:
-        if isinstance(node.layer, QuantizedLayer) and node.layer.place == WITHIN:
+        if isinstance(node.layer, wrapper.QuantizedLayer) and node.layer.place == WITHIN:
             node.layer.forget_cells()
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
         for images in batches:
@@ -491,7 +487,7 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 @contextlib.contextmanager
 def _all_or_nothing(network: Network) -> Iterator[None]:
     """Gives all that a calibration sets its values back where that fails, or is interrupted."""
-    layers = [node.layer for node in network if isinstance(node.layer, QuantizedLayer)]
+    layers = [node.layer for node in network if isinstance(node.layer, wrapper.QuantizedLayer)]
     variables = [variable for layer in layers for variable in layer.output_variables.values()]
     for norm in _norms(network).values():
         variables += [norm.moving_mean, norm.moving_variance]
@@ -504,20 +500,12 @@ def _all_or_nothing(network: Network) -> Iterator[None]:
         raise
 
 
-def _forget_ranges(network: Network) -> None:
-    """Lets observers that round pass on their inputs until their range is set."""
-    for name in _observing(network, of_inputs=False):
-        layer = network[name].layer
-        if layer.quantize_config.output.rounds:
-            layer.quantize_config.output.remember(0.0, 0.0, layer.output_variables, 0)
-
-
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:
     """The nodes whose range is observed: those of inputs, or all others."""
     return {
         node.name
         for node in network
-        if (quantizer := output_quantizer(node.layer)) is not None
+        if (quantizer := wrapper.output_quantizer(node.layer)) is not None
         and quantizer.observes_range
         and (quantizer.input_type is not None) is of_inputs
     }

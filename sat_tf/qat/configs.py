@@ -21,20 +21,11 @@ from sat_tf.qat.policy_fields import warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import make_weights
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
-from sat_tf.quantizers.values import (
-    ACTIVATION,
-    AROUND,
-    BEFORE_ACTIVATION,
-    BEHIND,
-    INSTEAD,
-    WITHIN,
-)
+from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD, WITHIN
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
-
 AtLeast = _register(class_of(shared_layers.AtLeast, keras.constraints.Constraint, __name__))
-
 
 # Every replica assigns its own copy, and nothing is sent between replicas: they would wait for each
 # other forever, as layers make their effective weights one at a time. All of them assign the same

@@ -28,13 +28,7 @@ from sat_tf.pictures import Pictures
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.reconstruction.fit import (
-    TEMPERATURE,
-    key_of,
-    logits_of,
-    row_of,
-    soft_divergence,
-)
+from sat_tf.qat.reconstruction.fit import TEMPERATURE, key_of, logits_of, row_of, soft_divergence
 from sat_tf.qat.wrapper import constant_weights, weight_quantizer
 
 # The rates that are tried go from steps that change nearly nothing to those of a fresh network.

@@ -357,10 +357,7 @@ def first_norms(network: Network, name: str) -> list[Node]:
 
 
 def range_statistics(
-    network: Network,
-    images: Sequence[Any],
-    place: int,
-    given: InputRange,
+    network: Network, images: Sequence[Any], place: int, given: InputRange
 ) -> RangeStatistics | None:
     """Compares statistics of BatchNormalization with those of images in the usual ranges.
 

@@ -377,7 +377,7 @@ _IMAGES = 4
 _SAME_BESIDE = 3
 # Below these shares of a standard deviation, errors are as small as those of rounding to 8 bits,
 # and to float32.
-_SMALL, _NONE = 0.05, 1e-4
+SMALL_ERROR, _NONE = 0.05, 1e-4
 
 
 class AnotherBorderWarning(UserWarning):
@@ -393,11 +393,6 @@ class Border:
     # The error of outputs by the border: the root mean square, in standard deviations, of the
     # output that is off most.
     error: float
-
-    @property
-    def is_small(self) -> bool:
-        """Whether rounding alone moves answers as far."""
-        return self.error < _SMALL
 
     def __str__(self) -> str:
         values = dict.fromkeys(f"{value:.3g}" for value in self.range.change.shift)

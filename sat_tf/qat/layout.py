@@ -23,15 +23,8 @@ from sat_tf.graph.network import (
 )
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import LayerMessage, ModelError, first_ones, warn
+from sat_tf.qat import inputs
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
-from sat_tf.qat.inputs import (
-    BORDER_FIX,
-    AnotherBorderWarning,
-    apply_fold,
-    borders,
-    find_folds,
-    reads_floats,
-)
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
@@ -232,20 +225,20 @@ def quantized_model(
     changes = {name: policy.change_of(name) for name in quantized}
     if reads is not None:
         changes = {name: change.after(reads[name]) for name, change in changes.items()}
-    folds, problems = find_folds(network, changes)
+    folds, problems = inputs.find_folds(network, changes)
     if problems:
         raise ModelError(model.name, problems)
     ranges = {name: policy.range_of(name) for name in images}
-    for border in borders(network, ranges) if reads is None else ():
-        if not border.is_small:
+    for border in inputs.borders(network, ranges) if reads is None else ():
+        if border.error >= inputs.SMALL_ERROR:
             warn(
                 f"model {network.name!r}, with input_range={border.range}: {border}, before "
                 "anything is rounded; train the quantized model, which learns that border, or "
-                f"{BORDER_FIX}.",
-                AnotherBorderWarning,
+                f"{inputs.BORDER_FIX}.",
+                inputs.AnotherBorderWarning,
             )
     for fold in folds:
-        apply_fold(fold, layers[fold.layer], [layers[name] for name in fold.norms])
+        inputs.apply_fold(fold, layers[fold.layer], [layers[name] for name in fold.norms])
     keep_function = kernels is None and policy.latent_start == "keep_function"
     for node in view:
         quantizer = weight_quantizer(node.layer)
@@ -386,7 +379,7 @@ def _warn_of_float_layers(
             if not is_integer(node):
                 floats.add(node.name)
                 native = layer_kinds.native_of(node.layer, is_npu=policy.processor.native)
-                if native or not reads_floats(node.layer):
+                if native or not inputs.reads_floats(node.layer):
                     names[node.layer.name] = None
     if names:
         warn(

@@ -14,16 +14,7 @@ from sat_tf.core.dorefa import RESCALINGS
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import WIDE_BITS, is_bits
 from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS, Processor
-from sat_tf.exact.tflite.input_range import (
-    INPUT_TYPES,
-    NO_CHANGE,
-    STATE_TYPE,
-    Change,
-    InputRange,
-    plain_range,
-    range_of,
-    range_problem,
-)
+from sat_tf.exact.tflite import input_range as input_ranges
 from sat_tf.messages import behind
 from sat_tf.messages.validation import STRICT, describe, one_of, refuse, worded
 from sat_tf.qat.policy_fields import (
@@ -132,8 +123,7 @@ class BitPolicy:
             calibrated ones from jumping about at high learning rates.
         initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
             None: with the smallest error on what γ and β of the normalizations before a tensor
-            tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
-            what enters the last linear layer.
+            tell of its values; see `sat_tf.qat.value_ranges`.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets",
             "qil", "channel_bits" (of which weight_bits is the mean) or one of your own; see
@@ -229,11 +219,7 @@ class BitPolicy:
 
         First and last layer have 8-bit weights on the narrow grid, which fits int8. With
         weight_grid="dorefa" they are on the paper's own grid too: a model to train, which cannot
-        be exported, and is warned of.
-
-        Args:
-            bits: 1 to 8.
-            **fields: any field of the policy, to depart from the paper.
+        be exported, and is warned of. Fields of the policy depart from the paper.
         """
         setting: dict[str, Any] = {"weight_bits": bits, "activation_bits": bits}
         setting |= {"weight_grid": "auto", "stream_bits": None, "latent_start": "as_is"}
@@ -251,11 +237,7 @@ class BitPolicy:
 
         Linear layers read streams at their 8 bits; rectified tensors have `bits`. Weights are on
         the grid that a file stores in its own bits: the narrow one at 4 bits, where DoReFa's codes
-        need 5.
-
-        Args:
-            bits: 1 to 8; 8 is what quantizes where nothing says how many.
-            **fields: any field of the policy, to change it.
+        need 5. Without a number there are 8 bits; any field of the policy changes the setting.
         """
         return cls(**{"weight_bits": bits, "activation_bits": bits, "stream_bits": 8, **fields})
 
@@ -266,13 +248,8 @@ class BitPolicy:
 
         Weight bits, grids and clipping levels given for a layer hold for it even where it is the
         first or the last one, or makes what enters the last one; activation bits even where it
-        reads a stream.
-
-        Args:
-            layer_name: the name of the layer.
-            annotation: fields that are stronger than the overrides.
-            end: whether it is a first or last linear layer, whose `weight_bits` and `weight_grid`
-                become those that hold there.
+        reads a stream. At an `end`, a first or last linear layer, `weight_bits` and `weight_grid`
+        become those that hold there.
 
         Raises:
             ValueError: fields that are right alone are wrong together.
@@ -336,13 +313,15 @@ class BitPolicy:
         """Whether `input_range` was given, and not left as it is."""
         return self.input_range is not UNSTATED_RANGE
 
-    def range_of(self, input_name: str) -> InputRange:
+    def range_of(self, input_name: str) -> input_ranges.InputRange:
         """The range of one of the model's inputs."""
-        return range_of(self._of_input("input_range", input_name))
+        return input_ranges.range_of(self._of_input("input_range", input_name))
 
     def type_of(self, input_name: str) -> str:
         """The type that the file takes for one of the model's inputs, a name of `INPUT_TYPES`."""
-        usual = STATE_TYPE if self.is_state(input_name) else INPUT_TYPES[0]
+        usual = (
+            input_ranges.STATE_TYPE if self.is_state(input_name) else input_ranges.INPUT_TYPES[0]
+        )
         return str(self._of_input("input_type", input_name) or usual)
 
     def is_state(self, input_name: str) -> bool:
@@ -356,10 +335,10 @@ class BitPolicy:
             return stated.get(input_name, default)
         return default if self.is_state(input_name) else stated  # for all others
 
-    def change_of(self, input_name: str) -> Change:
+    def change_of(self, input_name: str) -> input_ranges.Change:
         """The change from what the first layers read to what an input is fed."""
-        if self.type_of(input_name) != INPUT_TYPES[0]:
-            return NO_CHANGE
+        if self.type_of(input_name) != input_ranges.INPUT_TYPES[0]:
+            return input_ranges.NO_CHANGE
         return self.range_of(input_name).change
 
     def states_range_of(self, input_name: str) -> bool:
@@ -461,8 +440,8 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     if OLD_INPUT_RANGE not in fields:
         return fields, []
     ends, stated = (0.0, fields.pop(OLD_INPUT_RANGE)), fields.get("input_range", UNSTATED_RANGE)
-    are_wrong = range_problem(stated) or range_problem(ends)
-    is_other = are_wrong or plain_range(stated) != plain_range(ends)
+    are_wrong = input_ranges.range_problem(stated) or input_ranges.range_problem(ends)
+    is_other = are_wrong or input_ranges.plain_range(stated) != input_ranges.plain_range(ends)
     if stated is not UNSTATED_RANGE and is_other:
         return fields, [
             f"input_max={ends[1]!r}: received input_range={stated!r} as well, expected one of "

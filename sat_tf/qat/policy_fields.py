@@ -251,7 +251,6 @@ def _codes_problem(values: Mapping[str, Any], bits: int, grid: Any) -> str | Non
 # The quantizers that options are for where a policy names none.
 DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
 
-
 # These quantize weights where a policy leaves it open, by the fewest bits: the best that are known,
 # by `benchmarks/results/default_weights.csv`; docs/measurements/methods.md says what was tried.
 # DoReFa's range, the largest weight, keeps most of a model that is not trained. At 2 bits training

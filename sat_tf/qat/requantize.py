@@ -43,9 +43,6 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         model: a model quantized by sat-tf.
         policy: the new policy. Latent weights stay as they are, whatever its `latent_start`.
 
-    Returns:
-        A new Keras model.
-
     Raises:
         ValueError: the model is not quantized by sat-tf, or cannot be quantized as asked.
     """

@@ -7,13 +7,7 @@ import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.graph import operation_layers
-from sat_tf.graph.network import (
-    Network,
-    check_model,
-    is_annotated,
-    refuse_losses,
-    refuse_wrapped,
-)
+from sat_tf.graph.network import Network, check_model, is_annotated, refuse_losses, refuse_wrapped
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
@@ -31,10 +25,8 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     only be quantized in parts; layers without an annotation stay as they are, and float.
 
     TFMOT refuses models and layers of Keras 3 before it asks a scheme; call
-    `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations.
-
-    Args:
-        policy: how many bits, and by which variant; the default is 8 bits, integer end to end.
+    `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations. The default
+    policy is 8 bits, integer end to end.
     """
 
     def __init__(self, policy: BitPolicy | int | None = None) -> None:
@@ -119,20 +111,10 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
 def quantize_scope(*objects: dict[str, Any]) -> Any:
     """A scope in which Keras can load models quantized by sat-tf or by TFMOT.
 
-    Models of sat-tf load without it; it exists for code written for TFMOT's scope of this name.
-
-    Args:
-        *objects: dictionaries of further custom objects.
+    Models of sat-tf load without it; it exists for code written for TFMOT's scope of this name,
+    and takes dictionaries of further custom objects.
     """
-    ours = {
-        cls.__name__: cls
-        for cls in (
-            QuantizedLayer,
-            configs.LayerConfig,
-            configs.PlacedConfig,
-            configs.AtLeast,
-            *QUANTIZERS.values(),
-            *operation_layers.LAYERS,
-        )
-    }
+    of_tfmot = (QuantizedLayer, configs.LayerConfig, configs.PlacedConfig, configs.AtLeast)
+    classes = (*of_tfmot, *QUANTIZERS.values(), *operation_layers.LAYERS)
+    ours = {cls.__name__: cls for cls in classes}
     return tfmot.quantization.keras.quantize_scope(ours, *objects)

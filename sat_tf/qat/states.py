@@ -112,20 +112,13 @@ def tie_states(network: Network) -> None:
             layer.quantize_config.output.remember(lowest, highest, layer.output_variables, count)
 
 
-def _grid_holder(network: Network, output: str) -> Node:
-    """The node of a quantized model with the quantizer of an output, by the output's name."""
-
-    def has_none(node: Node) -> bool:
-        return output_quantizer(node.layer) is None
-
-    return network.origin(outputs_of(network)[output], has_none)
-
-
 def _groups(network: Network) -> Iterator[list[Node]]:
     """The nodes whose quantizers have one grid: a maker of states, and the inputs that it feeds."""
     nodes, groups = input_nodes(network), list[dict[str, Node]]()
+    outputs = outputs_of(network)
     for output, name in tied_states(network).items():
-        pair = {node.name: node for node in (_grid_holder(network, output), nodes[name])}
+        maker = network.origin(outputs[output], lambda node: output_quantizer(node.layer) is None)
+        pair = {node.name: node for node in (maker, nodes[name])}
         joined = [group for group in groups if group.keys() & pair.keys()]
         groups = [group for group in groups if group not in joined]
         groups.append(dict(itertools.chain(pair.items(), *(group.items() for group in joined))))

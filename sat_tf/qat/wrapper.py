@@ -338,11 +338,9 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
     is first called inside keeps reading the copies, which hold NaN outside: it never gives the
     results of old weights.
 
-    Args:
-        model: a Keras model with layers quantized by sat-tf in it, at any depth.
-
     Raises:
-        ValueError: the model has no layer quantized by sat-tf, or is not a tf_keras model.
+        ValueError: nothing in the model, at any depth, is quantized by sat-tf, or it is not one of
+            tf_keras.
         RuntimeError: the model is inside another `constant_weights`, or is trained in this one.
     """
     copies = ConstantWeights(model)

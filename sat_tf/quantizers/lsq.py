@@ -12,15 +12,8 @@ from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, scale_and_zero
 from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.tensors import Tensor, in_float32, namespace
+from sat_tf.quantizers import protocol
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
-from sat_tf.quantizers.protocol import (
-    CLIPPING_LEVEL,
-    ActivationQuantizer,
-    ActivationRequest,
-    Predecessor,
-    VariableSpec,
-    bits_of,
-)
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, CodeRange, SampledValues, Variables
 
@@ -50,7 +43,7 @@ class LsqQuantizer(ScaledWithSurrogate):
     # far beyond the largest weight.
     start: _Start = "mean"
 
-    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+    def variables(self, shape: Sequence[int | None]) -> dict[str, protocol.VariableSpec]:
         specs = super().variables(shape)
         if self.num_bits is None:
             return specs
@@ -74,7 +67,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         of_layer = lsq.weight_magnitude(latent)
         return self.of_range_or_layer(of_range, of_layer, otherwise, SMALLEST_MAGNITUDE)
 
-    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: protocol.Predecessor) -> None:
         """Takes over the gain, and the ratio of magnitudes to their start."""
         super().carry(latent, variables, before)
         if not isinstance(before.quantizer, LsqQuantizer) or MAGNITUDE not in variables:
@@ -144,7 +137,7 @@ class LsqActivationQuantizer(UpToItsLevel):
     counts_batch: bool = False  # See `lsq.gradient_factor`.
 
     @classmethod
-    def serves(cls, request: ActivationRequest) -> bool:
+    def serves(cls, request: protocol.ActivationRequest) -> bool:
         """Whether it quantizes the tensor; 8-bit streams, which no paper has, get the default."""
         reach, has_two_ends = request.reach, request.skews and request.num_bits == 8
         is_stream = has_two_ends and request.signed and (reach is None or reach.lowest is None)
@@ -152,13 +145,13 @@ class LsqActivationQuantizer(UpToItsLevel):
         return not (is_stream or has_range or _is_asymmetric(request))
 
     @classmethod
-    def asked(cls, request: ActivationRequest) -> dict[str, Any]:
+    def asked(cls, request: protocol.ActivationRequest) -> dict[str, Any]:
         reach = request.reach
         signed = request.signed if reach is None else reach.lowest is None
         return {**super().asked(request), "signed": signed}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
-        bits = bits_of(self.num_bits, variables)
+        bits = protocol.bits_of(self.num_bits, variables)
         n = namespace(inputs)
         highest = in_float32(n, self._highest(bits))
         factor = lsq.gradient_factor(inputs, highest, counts_batch=self.counts_batch)
@@ -199,23 +192,23 @@ class LsqPlusQuantizer(BelowZero):
     counts_batch: bool = False  # See `lsq.gradient_factor`.
 
     @classmethod
-    def serves(cls, request: ActivationRequest) -> bool:
+    def serves(cls, request: protocol.ActivationRequest) -> bool:
         """Whether LSQ serves the tensor, or its negative part is small and known."""
         return _is_asymmetric(request) or LsqActivationQuantizer.serves(request)
 
     @classmethod
-    def create(cls, request: ActivationRequest) -> ActivationQuantizer:
+    def create(cls, request: protocol.ActivationRequest) -> protocol.ActivationQuantizer:
         if _is_asymmetric(request):
             return super().create(request)
         options = {"start": "error", **request.options}
         return LsqActivationQuantizer.create(dataclasses.replace(request, options=options))
 
-    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        return {**super().variables(shape), OFFSET: VariableSpec(trainable=True)}
+    def variables(self, shape: Sequence[int | None]) -> dict[str, protocol.VariableSpec]:
+        return {**super().variables(shape), OFFSET: protocol.VariableSpec(trainable=True)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         n = namespace(inputs)
-        bits = bits_of(self.num_bits, variables)
+        bits = protocol.bits_of(self.num_bits, variables)
         levels = in_float32(n, grid.levels(bits))
         # A level that is c times the scale gets g c² times its own gradient: see `lsq`.
         factor = lsq.gradient_factor(inputs, levels, counts_batch=self.counts_batch)
@@ -235,7 +228,7 @@ class LsqPlusQuantizer(BelowZero):
         return scale, moved - n.stop_gradient(self.share * level - self.lowest)
 
     def code_range(self, variables: Variables) -> CodeRange:
-        level = variables[CLIPPING_LEVEL]
+        level = variables[protocol.CLIPPING_LEVEL]
         n = namespace(level)
         intervals = grid.levels(self.num_bits)
         moved, levels = n.tensor(variables.get(OFFSET, 0.0)), in_float32(n, intervals)
@@ -243,7 +236,7 @@ class LsqPlusQuantizer(BelowZero):
         return CodeRange(scale, -lsq.codes_below_zero(scale, offset, intervals), intervals)
 
 
-def _is_asymmetric(request: ActivationRequest) -> bool:
+def _is_asymmetric(request: protocol.ActivationRequest) -> bool:
     """Whether a tensor has a negative part that is small, and known."""
     reach = request.reach
     return reach is not None and reach.has_lowest_alone and reach.is_negative

@@ -17,18 +17,8 @@ from sat_tf.core.grid import WIDE_BITS, off_halves, on_int8_codes
 from sat_tf.core.recurrence import Functions
 from sat_tf.core.tensors import in_float32, namespace
 from sat_tf.exact.kernels import functions, gates, wide
-from sat_tf.quantizers import table
+from sat_tf.quantizers import table, values
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
-from sat_tf.quantizers.values import (
-    ACTIVATION,
-    AROUND,
-    BEFORE_ACTIVATION,
-    BEHIND,
-    ENDS,
-    INSTEAD,
-    WITHIN,
-    itself,
-)
 
 # The observer of the cell states of a recurrent layer, whose variables have names that begin so.
 _CELL, _OBSERVER = "cell_", table.make_range_observer()
@@ -71,15 +61,16 @@ class QuantizingLayer(_Wrapper):
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in a call: the output on effective weights."""
-        if self.place == WITHIN:
-            return self._states(itself, inputs, training, in_floats=True)
+        if self.place == values.WITHIN:
+            return self._states(values.itself, inputs, training, in_floats=True)
         seen: list[Any] = []
 
         def catch(tensor: Any) -> Any:
             seen.append(tensor)
             return tensor
 
-        place = BEHIND if self.place == AROUND else self.place  # what it reads is not quantized
+        # What it reads is not quantized.
+        place = values.BEHIND if self.place == values.AROUND else self.place
         self._output_by(catch, place, inputs, training)
         return seen[0]
 
@@ -90,17 +81,17 @@ class QuantizingLayer(_Wrapper):
 
         Logits are quantized outside the lock: replicas of an observer wait for each other.
         """
-        if place == INSTEAD:
+        if place == values.INSTEAD:
             return quantize(inputs)
-        if place == WITHIN:
+        if place == values.WITHIN:
             return self._states(quantize, inputs, self._observes(training))
-        if place == ACTIVATION:
+        if place == values.ACTIVATION:
             return self._run(inputs, training, quantize)
-        if place == BEFORE_ACTIVATION:
+        if place == values.BEFORE_ACTIVATION:
             with self._one_call_at_a_time:  # otherwise another thread's stand-in might be there
                 function = self.layer.activation
             return function(quantize(self._run(inputs, training, lambda logits: logits)))
-        if place == AROUND and self.output_quantizer is not None:
+        if place == values.AROUND and self.output_quantizer is not None:
             outputs = self._run(quantize(inputs), training)
             codes = self.output_quantizer.code_range(self.output_variables)
             window = getattr(self.layer, "pool_size", None)
@@ -128,7 +119,7 @@ class QuantizingLayer(_Wrapper):
     @property
     def largest_cell(self) -> Any:
         """The largest magnitude of the cell states of a recurrent layer that was seen, or 0."""
-        low, high = (self._of_cell[name] for name in ENDS)
+        low, high = (self._of_cell[name] for name in values.ENDS)
         n = namespace(low)
         return n.maximum(-n.tensor(low), n.tensor(high))
 
@@ -190,7 +181,7 @@ class QuantizingLayer(_Wrapper):
         if self.output_quantizer is not None:
             shape = self._output_shape(input_shape)
             specs = dict(self.output_quantizer.variables(shape))
-            if self.place == WITHIN:
+            if self.place == values.WITHIN:
                 of_cell = _OBSERVER.variables(())
                 specs |= {f"{_CELL}{name}": spec for name, spec in of_cell.items()}
             output_variables = self.make_variables(specs)

@@ -13,20 +13,13 @@ from sat_tf.core import dorefa, grid
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, check_bits, find_grid, range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.quantizers import protocol
 from sat_tf.quantizers.observers import when_training
-from sat_tf.quantizers.protocol import (
-    Predecessor,
-    VariableSpec,
-    WeightQuantizer,
-    WeightRequest,
-    WithSurrogate,
-    bits_of,
-)
 from sat_tf.quantizers.values import GAIN, IntegerWeights, Variables, known_sizes
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class RoundedWeights(WeightQuantizer):
+class RoundedWeights(protocol.WeightQuantizer):
     """A quantizer of weights with scales for a layer or for its channels."""
 
     num_bits: int | None  # 1 to 8, or None to not round.
@@ -116,7 +109,7 @@ class ScaledQuantizer(RoundedWeights):
     asks: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes", "fan_out")
 
     @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+    def asked(cls, request: protocol.WeightRequest) -> dict[str, Any]:
         # These weights have the size of the latent ones: "stddev" has nothing to give back.
         rescale = "constant" if request.rescale == "constant" else None
         return {**super().asked(request), "rescale": rescale}
@@ -139,8 +132,8 @@ class ScaledQuantizer(RoundedWeights):
         codes, scales = self.codes_and_scales(held, variables, num_bits)
         return straight_through(codes * scales, latent)
 
-    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
+    def variables(self, shape: Sequence[int | None]) -> dict[str, protocol.VariableSpec]:
+        return {} if self.rescale is None else {GAIN: protocol.VariableSpec(start=1.0)}
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         values = inputs
@@ -148,7 +141,7 @@ class ScaledQuantizer(RoundedWeights):
             n = namespace(inputs)
             values = n.tensor(inputs)
             # The types of mixed precision hold too few digits.
-            bits = bits_of(self.num_bits, variables)
+            bits = protocol.bits_of(self.num_bits, variables)
             quantized = self.quantized(in_float32(n, values), variables, bits)
             values = n.cast(quantized, values.dtype)
         if self.rescale is None:
@@ -190,7 +183,7 @@ class ScaledQuantizer(RoundedWeights):
             factor = dorefa.rescale_factor(latent, self.fan_out, self.rescale or "none")
             variables[GAIN].assign(1.0 / factor)
 
-    def carries(self, before: Predecessor) -> bool:
+    def carries(self, before: protocol.Predecessor) -> bool:
         """Whether no other rescaling changes the function."""
         same = before.quantizer.rescale == self.rescale
         return super().carries(before) and (same or not before.keep_function)
@@ -200,7 +193,7 @@ class ScaledQuantizer(RoundedWeights):
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
+class ScaledWithSurrogate(protocol.WithSurrogate, ScaledQuantizer):
     """A base of weight quantizers with scales for the layer or its channels.
 
     It has the bits, the ranges, the rescaling and the options `surrogate` and `surrogate_strength`:
@@ -230,7 +223,7 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
 
     def learnt(
         self, kernel_shape: Sequence[int | None], *, deviations: float, lowest: float
-    ) -> VariableSpec:
+    ) -> protocol.VariableSpec:
         """A trainable variable, one number for each range, kept from `lowest` on.
 
         Until `begin` sees the kernel it has so many deviations of a usual one, sqrt(2 / n) with n
@@ -239,7 +232,7 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         sizes, axes = known_sizes(kernel_shape), self.range_axes
         start = deviations * math.sqrt(2.0 / math.prod(sizes[:-1]))
         shape = range_shape(sizes, axes) if axes else ()
-        return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
+        return protocol.VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
 
     def of_range_or_layer(self, own: Tensor, of_layer: Tensor, usual: Any, lowest: float) -> Tensor:
         """A size for each range; for a range of zeros, that of its layer or the usual one."""
@@ -287,11 +280,11 @@ class LevelsOfWeights(ScaledQuantizer):
         """The values of the variable from the next step on, where it follows the weights."""
         return levels
 
-    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+    def variables(self, shape: Sequence[int | None]) -> dict[str, protocol.VariableSpec]:
         specs = super().variables(shape)
         if self.num_bits is None:
             return specs
-        levels = VariableSpec(
+        levels = protocol.VariableSpec(
             shape=self.levels_shape(known_sizes(shape)),
             dtype=self.levels_type,
             follows_data=self.follows,
@@ -339,7 +332,7 @@ class LevelsOfWeights(ScaledQuantizer):
         """The number of its values, less one."""
         return 2**self.bits - 1
 
-    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
+    def carry(self, latent: Tensor, variables: Variables, before: protocol.Predecessor) -> None:
         """Takes over the gain, and the variable where it would start the same way."""
         old, new = before.quantizer.get_config(), self.get_config()
         if any(old.get(name) != new[name] for name in self.levels_settings):

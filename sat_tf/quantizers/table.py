@@ -14,15 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean
+from sat_tf.quantizers import pact
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import ImageQuantizer, InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import (
-    FixedGridQuantizer,
-    OffsetQuantizer,
-    PactQuantizer,
-    StreamQuantizer,
-    UnitQuantizer,
-)
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -55,7 +49,7 @@ _WEIGHTS: dict[str, type | str] = {
     "qil": "sat_tf.quantizers.methods.qil.QilQuantizer",
 }
 _ACTIVATIONS: dict[str, type | str] = {
-    "pact": PactQuantizer,
+    "pact": pact.PactQuantizer,
     "lsq": "sat_tf.quantizers.lsq.LsqActivationQuantizer",
     "lsq_plus": "sat_tf.quantizers.lsq.LsqPlusQuantizer",
 }
@@ -63,13 +57,8 @@ WEIGHT_QUANTIZERS, ACTIVATION_QUANTIZERS = Classes(_WEIGHTS), Classes(_ACTIVATIO
 
 # The scheme places these itself; no policy names them.
 _PLACED: tuple[type[Quantizer], ...] = (
-    StreamQuantizer,
-    ImageQuantizer,
-    RangeObserver,
-    InputQuantizer,
-    UnitQuantizer,
-    FixedGridQuantizer,
-    OffsetQuantizer,
+    *(pact.StreamQuantizer, ImageQuantizer, RangeObserver, InputQuantizer),
+    *(pact.UnitQuantizer, pact.FixedGridQuantizer, pact.OffsetQuantizer),
 )
 
 _TABLES = {"weight": WEIGHT_QUANTIZERS, "activation": ACTIVATION_QUANTIZERS}
@@ -83,7 +72,7 @@ QUANTIZERS = Classes(
 )
 
 # A policy that names none has these.
-_DEFAULTS = (DorefaQuantizer, PactQuantizer, *_PLACED)
+_DEFAULTS = (DorefaQuantizer, pact.PactQuantizer, *_PLACED)
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -91,10 +80,8 @@ _Class = TypeVar("_Class", bound=type)
 def weight_quantizer(name: str) -> Callable[[_Class], _Class]:
     """Registers a weight quantizer of your own, by the name that a policy gives it.
 
-    Whatever loads a model with it has to run this too: import the module that the class is in.
-
-    Args:
-        name: for `BitPolicy(weight_quantizer=name)`, and in saved models.
+    Saved models have that name too. Whatever loads one has to run this: import the module that the
+    class is in.
 
     Raises:
         ValueError: the class is not a `WeightQuantizer` or lacks one of its methods, or another
@@ -104,11 +91,7 @@ def weight_quantizer(name: str) -> Callable[[_Class], _Class]:
 
 
 def activation_quantizer(name: str) -> Callable[[_Class], _Class]:
-    """Registers an activation quantizer of your own; see `weight_quantizer`.
-
-    Args:
-        name: for `BitPolicy(activation_quantizer=name)`, and in saved models.
-    """
+    """Registers an activation quantizer of your own; see `weight_quantizer`."""
     return _registering(name, ACTIVATION_QUANTIZERS, ActivationQuantizer)
 
 
@@ -154,16 +137,16 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
     cls = ACTIVATION_QUANTIZERS[name]
     if cls.serves(request):
         return cls.create(request)
-    names = PactQuantizer.option_names()
+    names = pact.PactQuantizer.option_names()
     options = {option: value for option, value in request.options.items() if option in names}
-    return PactQuantizer.create(dataclasses.replace(request, options=options))
+    return pact.PactQuantizer.create(dataclasses.replace(request, options=options))
 
 
 # The quantizers that the scheme places itself: the mark of an image input, the quantizer of another
 # input, that of a tensor on the grid of pixels, and the observer of one that only files round.
 make_image_quantizer = ImageQuantizer.of_range
 make_input_quantizer = InputQuantizer
-make_pixel_quantizer = FixedGridQuantizer
+make_pixel_quantizer = pact.FixedGridQuantizer
 make_range_observer = RangeObserver
 
 
@@ -188,7 +171,7 @@ def line_of(quantizer: Quantizer) -> str:
     is_default = type(quantizer) in _DEFAULTS and not options
     if is_default or not isinstance(quantizer, WeightQuantizer | ActivationQuantizer):
         return ""
-    return f"{quantizer.policy_name or PactQuantizer.policy_name}: {quantizer.describe()}"
+    return f"{quantizer.policy_name or pact.PactQuantizer.policy_name}: {quantizer.describe()}"
 
 
 def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:

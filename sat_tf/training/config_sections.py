@@ -10,16 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from sat_tf.arguments import is_number
-from sat_tf.messages.validation import (
-    STRICT,
-    Bits,
-    Count,
-    Positive,
-    PositiveNumber,
-    argument_problems,
-    one_of,
-    refuse,
-)
+from sat_tf.messages import validation
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
 
@@ -45,7 +36,7 @@ def _without_former(section: Any, former: Mapping[str, Any]) -> Any:
 class Section(BaseModel):
     """The base of all sections: strict types, no unknown keys, no large numbers, frozen."""
 
-    model_config = STRICT | ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = validation.STRICT | ConfigDict(frozen=True, allow_inf_nan=False)
     noun: ClassVar[str] = "a key"
 
     @field_validator("*")
@@ -60,16 +51,16 @@ class Section(BaseModel):
 class DataConfig(Section):
     """The images to train on."""
 
-    name: Annotated[str, one_of(DATA_SETS, "the name of a data set")]
+    name: Annotated[str, validation.one_of(DATA_SETS, "the name of a data set")]
     options: Options = Field(default_factory=dict, validate_default=True)
-    shift_pixels: Count = 0
+    shift_pixels: validation.Count = 0
 
     @field_validator("options")
     @classmethod
     def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
         if name is not None:  # otherwise it is already reported
-            refuse(*argument_problems(DATA_SETS[name], options))
+            validation.refuse(*validation.argument_problems(DATA_SETS[name], options))
         return options
 
     @field_validator("shift_pixels")
@@ -95,7 +86,7 @@ _KNOWN_TO_THE_RUN = {
 class ModelConfig(Section):
     """The float model to build. Its image size and number of classes follow from the data."""
 
-    name: Annotated[str, one_of(MODELS, "the name of a model")]
+    name: Annotated[str, validation.one_of(MODELS, "the name of a model")]
     options: Options = Field(default_factory=dict)
 
     @field_validator("options")
@@ -103,7 +94,9 @@ class ModelConfig(Section):
     def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
         if name is not None:  # otherwise it is already reported
-            refuse(*argument_problems(MODELS[name], options, _KNOWN_TO_THE_RUN))
+            validation.refuse(
+                *validation.argument_problems(MODELS[name], options, _KNOWN_TO_THE_RUN)
+            )
         return options
 
 
@@ -115,9 +108,9 @@ class StageConfig(Section):
     """
 
     epochs: int = Field(default=150, ge=0, le=10**6, description="an integer from 0 to 1,000,000")
-    steps: Positive | None = None
-    batch_size: Positive = 2048
-    base_learning_rate: PositiveNumber = 0.05
+    steps: validation.Positive | None = None
+    batch_size: validation.Positive = 2048
+    base_learning_rate: validation.PositiveNumber = 0.05
     warmup_epochs: NotNegative = 5
     warmup_learning_rate: NotNegative | None = None
     momentum: FromZero = 0.9
@@ -227,7 +220,7 @@ class StagesConfig(Section):
                 "float.epochs=0: expected a positive integer; only the quantized stage can do "
                 "without training."
             )
-        refuse(*problems)
+        validation.refuse(*problems)
         return self.model_copy(update=resolved)
 
 
@@ -254,8 +247,7 @@ FLOAT_STAGE = "float_stage"
 
 StageName = Literal["float", "quantized"]
 Stages = Annotated[
-    list[StageName],
-    Field(min_length=1, description="a list of stages, out of float and quantized"),
+    list[StageName], Field(min_length=1, description="a list of stages, out of float and quantized")
 ]
 
 
@@ -268,7 +260,7 @@ class DistillationConfig(Section):
         description=f"{FLOAT_STAGE} (that of the run itself), or the file of a trained classifier",
     )
     model: ModelConfig | None = Field(default=None, description="a mapping, or null")
-    temperature: PositiveNumber = 4.0
+    temperature: validation.PositiveNumber = 4.0
     weight: float = Field(default=0.5, gt=0, le=1, description="a number above 0, up to 1")
     stages: Stages = ["quantized"]
 
@@ -285,7 +277,7 @@ class DistillationConfig(Section):
                 f"model={self.model.name!r} with teacher={FLOAT_STAGE!r}: the model of the float "
                 "stage is known; leave model out, or give teacher the file of its weights."
             )
-        refuse(*problems)
+        validation.refuse(*problems)
         return self
 
 
@@ -297,7 +289,7 @@ class ProgressiveBitsConfig(Section):
         min_length=1,
         description="a list of integers from 8 to 2, each fewer than the one before",
     )
-    shares: list[PositiveNumber] = Field(
+    shares: list[validation.PositiveNumber] = Field(
         default=[0.1, 0.1, 0.2],
         min_length=1,
         description="a list of positive numbers, as many as bits, with a sum below 1",
@@ -306,9 +298,9 @@ class ProgressiveBitsConfig(Section):
     @model_validator(mode="after")
     def _come_down(self) -> "ProgressiveBitsConfig":
         if any(earlier <= later for earlier, later in itertools.pairwise(self.bits)):
-            refuse(f"bits={self.bits}: expected each to be fewer than the one before.")
+            validation.refuse(f"bits={self.bits}: expected each to be fewer than the one before.")
         if len(self.bits) != len(self.shares) or sum(self.shares) >= 1:
-            refuse(
+            validation.refuse(
                 f"shares={self.shares}: expected {len(self.bits)} of them, one for each of bits, "
                 "with a sum below 1; the rest of the stage has the bits of the policy."
             )
@@ -323,12 +315,12 @@ class OscillationConfig(Section):
     first_threshold: Share = 0.04
     last_threshold: Share = 0.01
     start: FromZero = 0.0
-    most_bits: Bits = 4
+    most_bits: validation.Bits = 4
 
     @model_validator(mode="after")
     def _tightens(self) -> "OscillationConfig":
         if self.last_threshold > self.first_threshold:
-            refuse(
+            validation.refuse(
                 f"last_threshold={self.last_threshold:g}: expected at most first_threshold, "
                 f"{self.first_threshold:g}."
             )
@@ -382,7 +374,7 @@ class RecipesConfig(Section):
         if self.progressive_bits and self.oscillation:
             come_down = sum(self.progressive_bits.shares)
             if self.oscillation.start < come_down - 1e-9:  # sums of shares are rounded
-                refuse(
+                validation.refuse(
                     f"oscillation.start={self.oscillation.start:g} with progressive_bits: "
                     f"codes are those of the policy from {come_down:g} of the stage on, "
                     "expected a start there or later; raise it, or lower "

@@ -192,11 +192,6 @@ class Learner(keras.Model):
         return self._measure(labels, logits, cross_entropy(images, labels, logits))
 
     @property
-    def measured_images(self) -> int:
-        """The number of images in the metrics."""
-        return int(self._accuracy[0].count)
-
-    @property
     def metrics(self) -> list[keras.metrics.Metric]:
         return [self._loss, self._data_loss, *self._accuracy]
 

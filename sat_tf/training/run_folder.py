@@ -34,15 +34,8 @@ CHECKPOINTS = "checkpoints"
 MODELS = {"float": FLOAT_MODEL, "quantized": QUANTIZED_MODEL}
 
 FILES = (
-    CONFIG,
-    ENVIRONMENT,
-    METRICS,
-    OSCILLATIONS,
-    TENSORBOARD,
-    FLOAT_MODEL,
-    STATE,
-    CHECKPOINTS,
-    *OutputFolder.files,
+    *(CONFIG, ENVIRONMENT, METRICS, OSCILLATIONS, TENSORBOARD),
+    *(FLOAT_MODEL, STATE, CHECKPOINTS, *OutputFolder.files),
 )
 
 

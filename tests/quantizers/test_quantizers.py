@@ -563,8 +563,8 @@ def _wide(**request):
     ("request_", "ends"),
     [
         ({"signed": False}, (0, 32767)),
-        ({"signed": True, "skews": True}, (-32767, 32767)),
-        ({"reach": Reach(-0.3)}, (-32767, 32767)),
+        ({"signed": True, "skews": True}, (-32768, 32767)),
+        ({"reach": Reach(-0.3)}, (-32768, 32767)),
         ({"reach": asymmetric.UNIT}, (0, 32767)),
     ],
 )
@@ -573,7 +573,8 @@ def test_codes_of_16_bits_are_around_0_whatever_the_range(request_, ends):
     variables = make_variables(keras.layers.Layer(), quantizer.variables((None, 4)))
     found = quantizer.code_range(variables)
     assert found.ends == ends
-    assert float(found.scale) == pytest.approx(quantizer.initial_clipping_level / 32767, rel=1e-6)
+    step = quantizer.initial_clipping_level / max(map(abs, ends))
+    assert float(found.scale) == pytest.approx(step, rel=1e-6)
     values = tf.random.stateless_normal((1000,), (1, 2), stddev=5.0)
     codes = quantizer(values, False, variables) / found.scale
     expected = reference.round_half_up(values.numpy().astype(np.float64) / float(found.scale))

@@ -37,7 +37,6 @@ _BYTES_ASIDE = 64
 _CLIPPING_BYTES = 4  # A tensor of fewer bits than 8 is clipped, by one option more in the file.
 _NANOSECONDS = 1e6  # In a millisecond: the solver adds up integers.
 
-
 _NONE = "-"
 # Narrower terminals have no columns for the kind and the ties; the CSV has them.
 _WIDE = 100
@@ -96,27 +95,17 @@ _TOTAL: list[Column[Total]] = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Allocation(RowTable):
-    """The bits of each layer of a model, chosen within a budget.
-
-    Attributes:
-        model: its name.
-        policy: the policy to quantize the model by; its overrides are the choice.
-        layers: the quantized linear layers, in graph order.
-        totals: how much of each quantity the model uses, by the names of limits.
-        proof: the proof that no other choice is better.
-        cost_kind: the cost that was minimized: "sensitivity" or "table".
-        pack: how the file stores kernels.
-    """
+    """The bits of each layer of a model, chosen within a budget."""
 
     COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
 
-    model: str
-    policy: BitPolicy
-    layers: tuple[AllocatedLayer, ...]
-    totals: Mapping[str, Total]
-    proof: Solution
-    cost_kind: str
-    pack: str
+    model: str  # The model's name.
+    policy: BitPolicy  # The policy to quantize the model by; its overrides are the choice.
+    layers: tuple[AllocatedLayer, ...]  # The quantized linear layers, in graph order.
+    totals: Mapping[str, Total]  # What the model uses of each quantity, by the names of limits.
+    proof: Solution  # The proof that no other choice is better.
+    cost_kind: str  # The cost that was minimized: "sensitivity" or "table".
+    pack: str  # How the file stores kernels.
 
     def __getitem__(self, name: str) -> AllocatedLayer:
         layers = {layer.name: layer for layer in self.layers}

@@ -292,19 +292,9 @@ def verify_file(
     integer of every activation that LiteRT computes is compared with the simulation's. The Keras
     model that the file was exported from is not compared: `sat_tf.verify_tflite` does that.
 
-    Args:
-        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
-        images: uint8 (n, rows, columns, channels): the pixels as they are.
-        labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
-        float_model: `sat_tf.export.FloatReference(model, graph)`, to compare on the same images.
-        certificate_path: see `sat_tf.verify_tflite`.
-        runtimes: see `sat_tf.verify_tflite`.
-        images_from: where the images come from, for the certificate.
-        window: see `sat_tf.verify_tflite`.
-        progress: see `sat_tf.verify_tflite`.
-
-    Returns:
-        A `Certificate`. A difference is counted in it, not raised.
+    Arguments are those of `sat_tf.verify_tflite`. The path is that of a file that sat-tf wrote, or
+    what `read_subject` has read; a float model is `sat_tf.export.FloatReference(model, graph)`. A
+    difference is counted in the certificate, not raised.
 
     Raises:
         ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem

@@ -144,10 +144,7 @@ def _codes_of_outputs(graph: Graph) -> dict[str, str]:
 
 
 def _in_windows(
-    graph: Graph,
-    frames: Pixels,
-    expected: Sequence[Mapping[str, np.ndarray]],
-    window: "Subject",
+    graph: Graph, frames: Pixels, expected: Sequence[Mapping[str, np.ndarray]], window: "Subject"
 ) -> WindowCount:
     """Counts the codes by which a file of whole windows differs from its frames, one by one.
 

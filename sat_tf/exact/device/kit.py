@@ -15,14 +15,9 @@ from typing import Annotated, Any
 import numpy as np
 import pydantic
 
+from sat_tf.exact.certificate import proof
 from sat_tf.exact.certificate.certificate import as_record, read_json
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, images_hash, random_images
-from sat_tf.exact.certificate.proof import (
-    Subject,
-    checked_inputs,
-    mismatches_with_record,
-    read_subject,
-)
 from sat_tf.exact.device import check
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.runtime import Runtime, expanded
@@ -92,7 +87,7 @@ def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.P
 
 
 def write_kit(
-    path: str | os.PathLike[str] | Subject,
+    path: str | os.PathLike[str] | proof.Subject,
     images: Any,
     kit_path: str | os.PathLike[str],
     *,
@@ -118,21 +113,18 @@ def write_kit(
         images_from: where the images come from.
         progress: show a bar.
 
-    Returns:
-        The kit that was written.
-
     Raises:
         ValueError: bad images, a file that sat-tf did not write, one whose integers all come after
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
-    file_path = path.path if isinstance(path, Subject) else expect_path(path)
+    file_path = path.path if isinstance(path, proof.Subject) else expect_path(path)
     if kit_path.exists() and file_path.exists() and kit_path.samefile(file_path):
         raise ValueError(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
-    subject = path if isinstance(path, Subject) else read_subject(file_path)
-    images, _ = checked_inputs("write_kit", subject, images, None)
+    subject = path if isinstance(path, proof.Subject) else proof.read_subject(file_path)
+    images, _ = proof.checked_inputs("write_kit", subject, images, None)
     compared, skipped = tensors_of(subject.graph)
     if not compared:
         raise ValueError(
@@ -150,7 +142,8 @@ def write_kit(
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
         add("model.tflite", expanded(subject.content))
-        if is_for_boards(subject):
+        on_microcontrollers = saved_processor(subject.target).on_microcontrollers
+        if on_microcontrollers and not subject.graph.layers_left_float:
             add("board.h", examples_of(subject, images).encode())
         for place, array in enumerate(arrays_of(images)):
             buffer = io.BytesIO()
@@ -201,7 +194,7 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return compared, tuple(name for name in integers if name in behind_float)
 
 
-def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray]]:
+def simulated(subject: proof.Subject, images: Pixels) -> Iterator[dict[str, np.ndarray]]:
     """Yields the codes of tensors that machines must agree on, int8 or int16 (1, ...), by image."""
     graph, names = subject.graph, tensors_of(subject.graph)[0]
     types = {name: f"int{graph.codes(name).bits}" for name in names}
@@ -224,13 +217,7 @@ def simulated(subject: Subject, images: Pixels) -> Iterator[dict[str, np.ndarray
 _MOST_EXAMPLES = 4
 
 
-def is_for_boards(subject: Subject) -> bool:
-    """Returns whether a kit has a header for a program of a microcontroller."""
-    on_microcontrollers = saved_processor(subject.target).on_microcontrollers
-    return on_microcontrollers and not subject.graph.layers_left_float
-
-
-def examples_of(subject: Subject, images: Pixels) -> str:
+def examples_of(subject: proof.Subject, images: Pixels) -> str:
     """Returns the header with some images, and the outputs by the rules of TFLite Micro."""
     graph, examples = subject.graph.on(kernel_sets.MICRO), some_of(images, 0, _MOST_EXAMPLES)
     outputs: list[list[np.ndarray]] = [[] for _ in graph.outputs]
@@ -431,14 +418,14 @@ def read_device_check(
             kit; lists every problem with its fix.
     """
     certificate = read_device_certificate(certificate_path)
-    subject = read_subject(expect_path(path))
+    subject = proof.read_subject(expect_path(path))
     seed, count = certificate.kit.images_from.seed, certificate.kit.num_images
     if images is None and seed is not None and certificate.kit.sha256 == subject.sha256:
         image = subject.graph.frame_inputs[0]
         images = image.drawn(random_images(image.shape, count, seed))
     if images is not None:
-        images, _ = checked_inputs("read_device_check", subject, images, None)
-    problems = mismatches_with_record(
+        images, _ = proof.checked_inputs("read_device_check", subject, images, None)
+    problems = proof.mismatches_with_record(
         subject, images, certificate.kit, "kit", "make a kit of this one"
     )
     compared, _ = tensors_of(subject.graph)

@@ -119,7 +119,6 @@ FRACTIONS = Codes.wide(wide.SCALE)
 _TANHS = Codes(np.float32(1.0 / 128.0), 0)
 _LEAKY = Written(2, "LeakyReluOptions")
 
-
 _OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "TANH")
 
 

@@ -218,7 +218,6 @@ def compiler_options(
 _ARENA = "arena_mem_area"
 _SECTIONS = {"system_config": "System_Config", "memory_mode": "Memory_Mode"}
 
-
 # The file has unescaped names of tensors, which XML parsers do not take.
 _TABLE = re.compile(
     r'<table name="(source|perf|perf_debug)">\s*<!\[CDATA\[\n(.*?)\]\]>\s*</table>', re.DOTALL

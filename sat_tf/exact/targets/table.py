@@ -158,7 +158,6 @@ _FIXES = {
     "SPACE_TO_DEPTH": "use a convolution with strides",
 }
 
-
 _STORE_BYTES = "export with pack='none'"
 
 # The list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes.

@@ -44,7 +44,6 @@ _MOST_VALUES = 2**28
 # Types of integers that share a byte, the first one in the lowest bits.
 _PACKED_BITS = {"INT4": 4, "INT2": 2}
 
-
 # Operators whose second input is a kernel, and one whose constant matrices all are.
 _WITH_KERNEL = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 _WITH_MATRICES = "UNIDIRECTIONAL_SEQUENCE_LSTM"

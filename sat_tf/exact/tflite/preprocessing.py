@@ -16,7 +16,6 @@ _SHARED: Mapping[str, Any] = types.MappingProxyType(
     {"crop": "centre", "interpolation": "bilinear", "antialias": True, "range": [0, 255]}
 )
 
-
 _LARGEST_RATIO = 4
 Ratio = Annotated[
     int | float,

@@ -35,7 +35,6 @@ _ENDS: Mapping[Activation, tuple[float | None, float | None]] = {
     Activation.ZERO_TO_ONE: (0.0, 1.0),
 }
 
-
 # The difference of a code as uint8 from the code as int8.
 UNSIGNED_SHIFT = 128
 WIDE = 16  # The bits of the integers of wide codes.

@@ -591,16 +591,6 @@ class OnOneGrid(Draft):
 # -- functions of one value ------------------------------------------------------------------------
 
 
-def rounded_table(
-    function: Callable[[np.ndarray], np.ndarray], source: Codes, output: Codes
-) -> np.ndarray:
-    """Returns the table of a function of real values, rounded half up as quantizers do, clipped."""
-    real = ((STORED - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
-    unrounded = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
-    rounded = np.floor(unrounded + np.float32(0.5)) + output.zero_point
-    return np.clip(rounded, output.lowest, output.highest).astype(np.int8)
-
-
 @dataclasses.dataclass(frozen=True)
 class ComputedFunction(Draft):
     """A function other than a rectifier: a table, or operators of TensorFlow's converter."""
@@ -619,7 +609,11 @@ class ComputedFunction(Draft):
             return builder.add(FloatLayer((real,), name, (self.call(real),)), output.shape, None)
         if self.function is None or source is None:
             return builder.quantized(self, output)
-        table = rounded_table(self.function, source, codes)
+        values = ((STORED - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
+        # Values are rounded half up, as quantizers do.
+        unrounded = np.asarray(self.function(values), np.float32) / np.float32(codes.real_scale)
+        rounded = np.floor(unrounded + np.float32(0.5)) + codes.zero_point
+        table = np.clip(rounded, codes.lowest, codes.highest).astype(np.int8)
         return builder.add(Lookup(self.inputs, name, table), output.shape, codes)
 
 

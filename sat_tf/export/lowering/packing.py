@@ -20,12 +20,7 @@ from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets import processors
 from sat_tf.exact.tflite.tensors import WIDE, Storage
-from sat_tf.export.lowering.outputs import (
-    FLOAT,
-    check_states,
-    with_output_type,
-    with_own_names,
-)
+from sat_tf.export.lowering.outputs import FLOAT, check_states, with_output_type, with_own_names
 from sat_tf.messages import ModelError, ProblemsError, did_you_mean
 from sat_tf.version import __version__
 

@@ -13,17 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.layers.kind import (
-    SAME,
-    Function,
-    Keras3,
-    Kinds,
-    LayerKind,
-    Moments,
-    Role,
-    axes_of,
-    refuse_batch_axis,
-)
+from sat_tf.graph.layers import kind
 from sat_tf.graph.operation_layers import RMSNormalization
 
 L = keras.layers
@@ -111,7 +101,7 @@ class Statistics:
 
 
 def _refuse_batch_normalization(layer: Any) -> str | None:
-    axes = axes_of(layer)
+    axes = kind.axes_of(layer)
     rank = layer.input_spec.ndim if layer.input_spec else None
     if axes not in ([-1], [rank - 1] if rank else [-1]):
         return f"received axis={axes}, expected the channel axis, -1"
@@ -120,7 +110,7 @@ def _refuse_batch_normalization(layer: Any) -> str | None:
     return None
 
 
-def _moments(layer: Any) -> Moments:
+def _moments(layer: Any) -> kind.Moments:
     gamma, beta = (
         None if value is None else np.asarray(value, np.float64).reshape(-1)
         for value in (layer.gamma, layer.beta)
@@ -130,7 +120,7 @@ def _moments(layer: Any) -> Moments:
     return mean, variance
 
 
-def _batch_moments(layer: Any) -> Moments:
+def _batch_moments(layer: Any) -> kind.Moments:
     mean, variance = _moments(layer)
     spread = np.maximum(np.asarray(layer.moving_variance, np.float64), 0.0)
     return mean, variance * spread / np.maximum(spread + layer.epsilon, 1e-30)
@@ -213,28 +203,28 @@ def _by_channel(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1) if values.size > 1 else values.reshape(())
 
 
-_BATCH_NORMALIZATION = LayerKind(
-    Role.NORM,
+_BATCH_NORMALIZATION = kind.LayerKind(
+    kind.Role.NORM,
     _refuse_batch_normalization,
     weights_by_channel=True,
     normalizes=True,
     moments=_batch_moments,
 )
 
-_OVER_FEATURES = LayerKind(
-    Role.FUNCTION,
-    refuse_batch_axis,
+_OVER_FEATURES = kind.LayerKind(
+    kind.Role.FUNCTION,
+    kind.refuse_batch_axis,
     weights_by_channel=True,
     normalizes=True,
     moments=_moments,
-    function=Function(),
+    function=kind.Function(),
     alike_at_all_sizes=True,
-    keras3=SAME,
+    keras3=kind.SAME,
 )
 
-KINDS: Kinds = {
+KINDS: kind.Kinds = {
     L.BatchNormalization: dataclasses.replace(
-        _BATCH_NORMALIZATION, keras3=Keras3(one_axis=True), short_name="BN"
+        _BATCH_NORMALIZATION, keras3=kind.Keras3(one_axis=True), short_name="BN"
     ),
     SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
     L.LayerNormalization: _OVER_FEATURES,
@@ -243,9 +233,9 @@ KINDS: Kinds = {
     L.UnitNormalization: dataclasses.replace(
         _OVER_FEATURES, normalizes=False, moments=None, alike_at_all_sizes=False
     ),
-    L.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
-    L.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
-    AdaptedNormalization: LayerKind(
-        Role.AFFINE, affine_problem, keras3=Keras3(name="Normalization")
+    L.Rescaling: kind.LayerKind(kind.Role.AFFINE, affine_problem, keras3=kind.SAME),
+    L.Normalization: kind.LayerKind(kind.Role.AFFINE, affine_problem, keras3=kind.SAME),
+    AdaptedNormalization: kind.LayerKind(
+        kind.Role.AFFINE, affine_problem, keras3=kind.Keras3(name="Normalization")
     ),
 }

@@ -69,56 +69,53 @@ _LEFT_FLOAT = """
     Masking CenterCrop Discretization
 """
 
+
+def _left_float(fix: str) -> LayerKind:
+    """A layer that stays float, here and in Keras 3, with the advice on how sat-tf takes it."""
+    return LayerKind(quantized=False, fix=fix, keras3=SAME)
+
+
+_AROUND_A_LAYER = Keras3(wrapped={"layer": "layer"})
+
 KINDS: Kinds = {
     **{getattr(L, name): _IDENTITY for name in _ACT_IN_TRAINING.split()},
     **{getattr(L, name): _IN_BOTH for name in _LEFT_FLOAT.split()},
     L.RandomContrast: LayerKind(Role.IDENTITY, in_training=_contrasted, keras3=SAME),
     StopGradient: _IDENTITY,
-    L.MultiHeadAttention: LayerKind(
-        quantized=False,
-        fix="sat-tf takes it over sequences without a mask, or of fixed lengths with a causal mask "
+    L.MultiHeadAttention: _left_float(
+        "sat-tf takes it over sequences without a mask, or of fixed lengths with a causal mask "
         "or a constant one of 0 and 1, with an output_shape of one size, and without "
         "return_attention_scores and activity_regularizer",
-        keras3=SAME,
     ),
-    L.Attention: LayerKind(
-        quantized=False,
-        fix="sat-tf takes it with score_mode='dot', with use_causal_mask or without a mask, and "
-        "without use_scale and return_attention_scores",
-        keras3=SAME,
+    L.Attention: _left_float(
+        "sat-tf takes it with score_mode='dot', with use_causal_mask or without a mask, and "
+        "without use_scale and return_attention_scores"
     ),
-    L.Dot: LayerKind(
-        quantized=False,
-        fix="sat-tf takes it for two tensors of matrices, [rows, columns], and without normalize",
-        keras3=SAME,
+    L.Dot: _left_float(
+        "sat-tf takes it for two tensors of matrices, [rows, columns], and without normalize"
     ),
-    L.EinsumDense: LayerKind(
-        quantized=False,
-        fix="sat-tf takes products of the last axes, such as 'abc,cd->abd', with one number of the "
-        "bias for each output, a function as activation, and without activity_regularizer",
-        keras3=SAME,
+    L.EinsumDense: _left_float(
+        "sat-tf takes products of the last axes, such as 'abc,cd->abd', with one number of the "
+        "bias for each output, a function as activation, and without activity_regularizer"
     ),
     L.Lambda: LayerKind(
-        quantized=False,
-        fix="call its function without a Lambda, as in tf.nn.depth_to_space(x, 2)",
+        quantized=False, fix="call its function without a Lambda, as in tf.nn.depth_to_space(x, 2)"
     ),
     # The RandomCrop of Keras 3 passes its input through in inference.
     L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),
     L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RNN: LayerKind(quantized=False, keras3=Keras3(wrapped={"cell": "cell"})),
-    L.RepeatVector: LayerKind(
-        quantized=False,
-        fix="sat_tf.quantize_model does; else use Reshape((1, size)) and UpSampling1D(n)",
-        keras3=SAME,
+    L.RepeatVector: _left_float(
+        "sat_tf.quantize_model does; else use Reshape((1, size)) and UpSampling1D(n)"
     ),
     L.CategoryEncoding: _OF_IDS,
-    L.SpectralNormalization: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),
+    L.SpectralNormalization: LayerKind(quantized=False, keras3=_AROUND_A_LAYER),
     L.TimeDistributed: LayerKind(
         quantized=False,
         fix="sat-tf takes it around a Dense, an activation, a normalization of the last axis, "
         "Flatten and Reshape, which work on all steps at once; let another layer do so too, as a "
         "Conv2D of kernel_size (1, n) does in place of a Conv1D, or pass unsupported='float'",
-        keras3=Keras3(wrapped={"layer": "layer"}),
+        keras3=_AROUND_A_LAYER,
     ),
 }

@@ -23,6 +23,7 @@ from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
 from sat_tf.report.layers import ActivationProbe, ActivationUse, clipping_layers
+from sat_tf.training.audit import kappa
 from sat_tf.training.audit.audited_model import (
     FEW_IMAGES,
     ActivationAudit,
@@ -30,21 +31,6 @@ from sat_tf.training.audit.audited_model import (
     LayerAudit,
     judge_activation,
     judge_layer,
-)
-from sat_tf.training.audit.kappa import (
-    GradientFlow,
-    GradientProbe,
-    LinearCall,
-    find_classifier,
-    gradient_flow_constants,
-    is_linear,
-    linear_calls,
-    mixes,
-    pooled_area_before,
-    read_through,
-    unwrapped,
-    users_name,
-    variance,
 )
 
 
@@ -94,7 +80,7 @@ def audit(
         return Auditor(model, sample)()
 
 
-def _quantizer(call: LinearCall) -> WeightQuantizer | None:
+def _quantizer(call: kappa.LinearCall) -> WeightQuantizer | None:
     """The quantizer of a call's kernel, if sat-tf quantizes it."""
     outer = call.outer
     if not isinstance(outer, QuantizedLayer) or outer.layer is not call.layer:
@@ -102,7 +88,7 @@ def _quantizer(call: LinearCall) -> WeightQuantizer | None:
     return outer.quantize_config.weights
 
 
-def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
+def _measured_kernel(call: kappa.LinearCall) -> dict[str, tf.Tensor]:
     """The fields of `LayerAudit` that are computed from a kernel."""
     latent, quantizer = _latent(call), _quantizer(call)
     if latent is None:  # a wrapper hides it
@@ -113,7 +99,7 @@ def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
     # The effective kernel of other wrappers exists only while they run.
     elif not isinstance(call.outer, keras.layers.Wrapper):
         stages["effective"] = latent
-    fields = {f"{name}_variance": variance(stage) for name, stage in stages.items()}
+    fields = {f"{name}_variance": kappa.variance(stage) for name, stage in stages.items()}
     if quantizer is not None and quantizer.num_bits is not None:
         units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
@@ -121,7 +107,7 @@ def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
     return fields
 
 
-def _latent(call: LinearCall) -> tf.Tensor | None:
+def _latent(call: kappa.LinearCall) -> tf.Tensor | None:
     """The variable that is trained; None if a wrapper hides it."""
     kernel: Any = getattr(call.layer, call.kernel.attribute)
     if not hasattr(kernel, "assign"):
@@ -142,8 +128,8 @@ class Auditor:
     def __init__(
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
     ) -> None:
-        network = read_through(model)
-        self._linear_calls = list(linear_calls(network).values())
+        network = kappa.read_through(model)
+        self._linear_calls = list(kappa.linear_calls(network).values())
         if not self._linear_calls:
             raise ModelError(
                 model.name,
@@ -157,16 +143,16 @@ class Auditor:
             return {call.name: _measured_kernel(call) for call in self._linear_calls}
 
         self._measure = as_graph(measure) if compiled else measure
-        self._gradients: GradientProbe | None = None
+        self._gradients: kappa.GradientProbe | None = None
         self._activations: ActivationProbe | None = None
         self._quantizers = (
             clipping_layers(model)
             if any(isinstance(layer, QuantizedLayer) for layer in model.layers)
             else {}
         )
-        classifier = find_classifier(network)
-        self._classifier = None if classifier is None else unwrapped(classifier.layer)
-        self._area = None if classifier is None else pooled_area_before(network, classifier)
+        classifier = kappa.find_classifier(network)
+        self._classifier = None if classifier is None else kappa.unwrapped(classifier.layer)
+        self._area = None if classifier is None else kappa.pooled_area_before(network, classifier)
         self._notes = _notes(network, sample, clips=bool(self._quantizers))
         if sample is None:
             return
@@ -174,7 +160,7 @@ class Auditor:
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
-            self._gradients = GradientProbe(
+            self._gradients = kappa.GradientProbe(
                 model, network, self._linear_calls, sample, compiled=compiled
             )
 
@@ -207,7 +193,7 @@ class Auditor:
             if (quantizer := _quantizer(call)) is not None and quantizer.num_bits is not None
         }
 
-    def _judged_layers(self, flow: GradientFlow | None) -> tuple[LayerAudit, ...]:
+    def _judged_layers(self, flow: kappa.GradientFlow | None) -> tuple[LayerAudit, ...]:
         """Measures every linear layer now, with the rules that it breaks."""
         rows, measured, flows = [], self._measure(), flow.flows if flow else {}
         for call in self._linear_calls:
@@ -227,7 +213,7 @@ class Auditor:
                     fields["gradient_variance"] = call_flow.gradient_variance
                 if not unknown:
                     following = [(flows[name], area or 1) for name, area in call.following]
-                    constants = gradient_flow_constants(call_flow, following)
+                    constants = kappa.gradient_flow_constants(call_flow, following)
                     if np.isfinite(constants).all():
                         fields["kappa_1"], fields["kappa_2"] = constants
                     else:
@@ -256,7 +242,7 @@ class Auditor:
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
-    def _judged_activations(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
+    def _judged_activations(self, flow: kappa.GradientFlow | None) -> tuple[ActivationAudit, ...]:
         """Measures every tensor with a clipping level now, with the rules that it breaks."""
         uses: dict[str, ActivationUse] = self._activations() if self._activations else {}
         rows = []
@@ -282,25 +268,25 @@ class Auditor:
 def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
     """Notes on what cannot be measured with these images."""
     notes = []
-    classifier = find_classifier(network)
+    classifier = kappa.find_classifier(network)
     if classifier is None:
         notes.append("No classifier was found, so there is no kappa_0: no linear layer is the end.")
-    elif pooled_area_before(network, classifier) is None:
+    elif kappa.pooled_area_before(network, classifier) is None:
         notes.append(
-            f"The area that is average-pooled in front of {users_name(classifier)} is not known, "
-            "so there is no kappa_0; build the model for a fixed image size."
+            f"The area that is average-pooled in front of {kappa.users_name(classifier)} is not "
+            "known, so there is no kappa_0; build the model for a fixed image size."
         )
     opaque = [
-        f"{users_name(node)} ({type(unwrapped(node.layer)).__name__})"
+        f"{kappa.users_name(node)} ({type(kappa.unwrapped(node.layer)).__name__})"
         for node in network
-        if mixes(node) and not is_linear(node)
+        if kappa.mixes(node) and not kappa.is_linear(node)
     ]
     if opaque:
         notes.append(f"These layers hold matrices and are not known: {', '.join(opaque)}.")
     untrained = [
-        users_name(node)
+        kappa.users_name(node)
         for node in network
-        if layer_kinds.is_batch_normalization(layer := unwrapped(node.layer))
+        if layer_kinds.is_batch_normalization(layer := kappa.unwrapped(node.layer))
         and not np.any(layer.moving_mean.numpy())
     ]
     if sample is not None and untrained and clips:

@@ -7,14 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sat_tf.messages import first_ones
-from sat_tf.messages.tables import (
-    Column,
-    Marked,
-    RowTable,
-    Table,
-    digits,
-    percent,
-)
+from sat_tf.messages.tables import Column, Marked, RowTable, Table, digits, percent
 
 
 class Verdict(enum.Enum):

@@ -97,11 +97,12 @@ class TrainingRules(keras.callbacks.Callback):
     the clipping levels; and for each layer with codes two shares of its weights: `flipped`, of
     those whose code differs from the one a step before, and `moved`, of those whose code differs
     from the one at the last measurement. Where `flipped` times the steps in between is far above
-    `moved`, weights oscillate.
+    `moved`, weights oscillate. `latest` is the last audit, None before the first one; `flipped` and
+    `moved` have these shares by layer.
 
-    The first time that a layer breaks a rule, the logger of this module warns
-    and names both. The model and its training do not change. Under `tf.distribute` the first
-    replica's copies are measured; every worker has to have the callback.
+    The first time that a layer breaks a rule, the logger of this module warns and names both. The
+    model and its training do not change. Under `tf.distribute` the first replica's copies are
+    measured; every worker has to have the callback.
 
     Args:
         dataset: images and labels to measure on; see `sat_tf.audit`. Without labels there are no
@@ -112,11 +113,6 @@ class TrainingRules(keras.callbacks.Callback):
             continued. None writes none.
         num_images: how many images to take at most; the cost of a measurement grows with it.
         model: what to measure, if the model that is fitted only calls it.
-
-    Attributes:
-        latest: the last audit; None before the first one.
-        flipped: share of weights whose code the last measured step changed, by layer.
-        moved: share of weights whose code changed between the last two measurements, by layer.
 
     Raises:
         ValueError: a number is too small, the data hold no images, or a file cannot be written;

@@ -10,19 +10,9 @@ from sat_tf.training.data.digits import load_digits
 from sat_tf.training.data.folders import load_folder_tree, load_tfds, load_tfrecords
 from sat_tf.training.data.source import ImageSet, ImageSource
 
-__all__ = [
-    "DATA_SETS",
-    "ImageSet",
-    "ImageSource",
-    "Preprocessing",
-    "is_in_memory",
-    "load",
-    "load_digits",
-    "load_folder_tree",
-    "load_tfds",
-    "load_tfrecords",
-    "source",
-]
+__all__ = ["DATA_SETS", "is_in_memory", "load", "source"]
+__all__ += ["ImageSet", "ImageSource", "Preprocessing"]
+__all__ += ["load_digits", "load_folder_tree", "load_tfds", "load_tfrecords"]
 
 # Sets that fit into memory are an `ImageSet`, others a source of batches; the return type of each
 # function says which. A script may add a set of its own.

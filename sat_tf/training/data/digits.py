@@ -36,9 +36,6 @@ def load_digits(
             of each class goes to either split.
         seed: chooses the held-out images, in [0, 2**32).
 
-    Returns:
-        An `ImageSet` of ten classes.
-
     Raises:
         ValueError: an argument is out of its range; lists all such arguments.
 

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from sat_tf.exact.tflite.preprocessing import (
-    AS_IN_IMAGENET,
-    RESIZED_AND_CROPPED,
-    Preprocessing,
-    Ratio,
-)
+from sat_tf.exact.tflite import preprocessing
 from sat_tf.files import MOST_BYTES
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.messages.validation import Positive, checked
@@ -62,7 +57,7 @@ def load_folder_tree(
     *,
     image_size: ImageSize = 224,
     deterministic: bool = True,
-    resize_ratio: Ratio = RESIZED_AND_CROPPED.resize_ratio,
+    resize_ratio: preprocessing.Ratio = preprocessing.RESIZED_AND_CROPPED.resize_ratio,
     smallest_area: Area = 0.08,
     mirrored: bool = True,
 ) -> ImageSource:
@@ -92,7 +87,6 @@ def load_folder_tree(
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
-    preprocessing = Preprocessing(resize_ratio=resize_ratio)
     train, held_out = read_tree(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.decoding import PictureFiles, PictureSource, TrainingCrops
@@ -106,7 +100,7 @@ def load_folder_tree(
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         deterministic=deterministic,
-        preprocessing=preprocessing,
+        preprocessing=preprocessing.Preprocessing(resize_ratio=resize_ratio),
         crops=TrainingCrops(smallest_area, mirrored),
     )
 
@@ -157,8 +151,7 @@ def load_tfrecords(
         num_test: number of held-out images, likewise.
         shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
             1.1 GB.
-        deterministic: whether batches hold the same pictures in the same order every time;
-            otherwise the fastest files and pictures come first.
+        deterministic: as in `load_folder_tree`.
         cache_dir: where counts are kept; by default the environment variable SAT_TF_CACHE, or
             ~/.cache/sat_tf.
 
@@ -214,7 +207,7 @@ def load_tfrecords(
         num_classes=num_classes,
         class_names=None,
         deterministic=deterministic,
-        preprocessing=AS_IN_IMAGENET,
+        preprocessing=preprocessing.AS_IN_IMAGENET,
     )
 
 
@@ -312,7 +305,7 @@ def load_tfds(
         train_split: what to train on, also a part such as "train[:90%]".
         held_out_split: what to measure with; by default validation, or else test.
         shuffle_buffer: as in `load_tfrecords`.
-        deterministic: as in `load_tfrecords`.
+        deterministic: as in `load_folder_tree`.
 
     Raises:
         ValueError: an argument is out of its range, there is no such builder, it is not for
@@ -360,7 +353,7 @@ def load_tfds(
         num_classes=labels.num_classes,
         class_names=tuple(labels.names),
         deterministic=deterministic,
-        preprocessing=AS_IN_IMAGENET,
+        preprocessing=preprocessing.AS_IN_IMAGENET,
     )
 
 

@@ -39,37 +39,14 @@ from sat_tf.report.curves import epochs_table, learning_curves
 from sat_tf.report.layers import SAMPLE, layer_rows
 from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
-from sat_tf.training import run_folder
+from sat_tf.training import distribution, run_folder
 from sat_tf.training.config import Config, config_text
 from sat_tf.training.data.source import NO_LABEL, ImageSource
-from sat_tf.training.distribution import (
-    from_first_worker,
-    make_strategy,
-    shard_of,
-    strategy_note,
-    waiting_note,
-    writes_files,
-)
+from sat_tf.training.distribution import shard_of
 from sat_tf.training.learner import training_copy
+from sat_tf.training.loop import start
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
-from sat_tf.training.loop.start import (
-    about_data,
-    check_range,
-    describe_environment,
-    expect_same_on_all_workers,
-    float_model,
-    load_source,
-    quantized_start,
-)
-from sat_tf.training.run_folder import (
-    EPOCHS,
-    MODELS,
-    EpochMetrics,
-    RunFolder,
-    RunState,
-    expect_same_run,
-    float_model_hash,
-)
+from sat_tf.training.run_folder import EpochMetrics, RunFolder, RunState
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -170,9 +147,9 @@ def write_report(folder: RunFolder, config: Config) -> None:
         name=config.name,
         is_run=folder.holds_run,
         weights_by=_weights(config.policy),
-        curves=learning_curves(epochs, EPOCHS, targets=targets) if epochs else [],
+        curves=learning_curves(epochs, run_folder.EPOCHS, targets=targets) if epochs else [],
         num_epochs=len(epochs),
-        epochs=epochs_table(epochs, EPOCHS),
+        epochs=epochs_table(epochs, run_folder.EPOCHS),
         environment=folder.environment,
         config=folder.read_text(output_folder.CONFIG),
     )
@@ -210,24 +187,24 @@ def train(
     are None where another worker has them.
     """
     if resume is not False:
-        expect_same_run(folder, config)
+        run_folder.expect_same_run(folder, config)
         if resume and not folder.holds_run:
             folder.require(output_folder.CONFIG)
         if folder.is_finished:
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
     strategy = _start_strategy(config, console)
-    writes = writes_files(strategy)
-    pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
+    writes = distribution.writes_files(strategy)
+    pixels = start.load_source(config, replicas=strategy.num_replicas_in_sync)
     with outside_failures_explained(folder, strategy):
-        expect_same_on_all_workers(strategy, config, pixels)
-    model, input_range = float_model(config, pixels)
+        start.expect_same_on_all_workers(strategy, config, pixels)
+    model, input_range = start.float_model(config, pixels)
     console = console if writes else Console(quiet=True)
-    for line in about_data(pixels):
+    for line in start.about_data(pixels):
         say(console, line)
     if resume is False or not folder.holds_run:
         with reading_errors_explained(pixels):
-            check_range(config, model, pixels, input_range, console)
+            start.check_range(config, model, pixels, input_range, console)
     with (
         outside_failures_explained(folder, strategy),
         folder.held(wait=wait) if writes else contextlib.nullcontext(),
@@ -239,8 +216,8 @@ def train(
             folder.start()
             if resume is False:
                 folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
-            environment = describe_environment(config.seed)
-            environment["float_model"] = float_model_hash(config)
+            environment = start.describe_environment(config.seed)
+            environment["float_model"] = run_folder.float_model_hash(config)
             folder.write_json(run_folder.ENVIRONMENT, environment)
             if pixels.class_names is not None:
                 folder.write_text(output_folder.LABELS, label_text(pixels.class_names))
@@ -248,7 +225,7 @@ def train(
             # The configuration comes last: a folder that has one holds a run.
             folder.write_text(output_folder.CONFIG, config_text(config))
         # The other workers read the folder that the first one has prepared.
-        from_first_worker(strategy, [0])
+        distribution.from_first_worker(strategy, [0])
         run = Run(
             config=config,
             source=pixels,
@@ -265,7 +242,7 @@ def train(
         with run.state.timed() if writes else contextlib.nullcontext():
             do_stages(run)
             # A worker that ended before the first would count as crashed.
-            from_first_worker(strategy, [0])
+            distribution.from_first_worker(strategy, [0])
         return Results.read(folder) if writes else None
 
 
@@ -275,11 +252,11 @@ def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
         tf.config.experimental.enable_op_determinism()
     # Dropout then draws from generators that every step can set.
     keras.backend.experimental.enable_tf_random_generator()
-    if note := waiting_note(config.distribution):
+    if note := distribution.waiting_note(config.distribution):
         say(console, note)
     with ending_at_once() if note else contextlib.nullcontext():
-        strategy = make_strategy(config.distribution)
-    if note := strategy_note(config.distribution, strategy):
+        strategy = distribution.make_strategy(config.distribution)
+    if note := distribution.strategy_note(config.distribution, strategy):
         say(console, note, style="yellow")
     keras.utils.set_random_seed(config.seed)
     return strategy
@@ -291,7 +268,7 @@ def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
 def quantize(run: Run) -> None:
     """Quantizes the float model, and calibrates it."""
     config, calibration = run.config, run.config.calibration
-    model = run.models["quantized"] = quantized_start(config, run.models["float"])
+    model = run.models["quantized"] = start.quantized_start(config, run.models["float"])
     if not calibration.num_images:
         return
     run.say("quantized  calibrating")
@@ -367,7 +344,7 @@ def train_and_save(run: Run, name: str) -> None:
         if epoch is None or metrics["top1"] >= best:
             break
     model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
-    with run.folder.written(MODELS[name]) as temporary:
+    with run.folder.written(run_folder.MODELS[name]) as temporary:
         model.save(temporary)
     run.models[name] = model
     run.state.finish(name, metrics)
@@ -426,7 +403,7 @@ def _snap_biases(run: Run, model: keras.Model) -> None:
 
 @value_errors_as_run_errors()
 def _load_stage(run: Run, name: str) -> keras.Model:
-    path = run.folder.file(MODELS[name])
+    path = run.folder.file(run_folder.MODELS[name])
     expected = (
         f"expected the model of the {name} stage, which is done; put it back, start over with "
         "--no-resume, or remove the folder."
@@ -457,14 +434,14 @@ STAGES: tuple[tuple[str, tuple[str, ...], Callable[[Run], None]], ...] = (
 
 def do_stages(run: Run) -> None:
     """Does the stages of a run in order, but for those that are done."""
-    done = MODELS.keys() & run.state.stages.keys()
+    done = run_folder.MODELS.keys() & run.state.stages.keys()
     run.models.update({name: _load_stage(run, name) for name in done})
     others = {"quantized", "file", "layers"} if run.config.stages.quantized is None else set()
     for name, files, work in STAGES:
         if name in done:
             if left := [file for file in files if run.folder.file(file).exists()]:
                 run.say(f"{name:9}  done before: {', '.join(left)}")
-        elif name not in others and (run.writes or name in MODELS):
+        elif name not in others and (run.writes or name in run_folder.MODELS):
             work(run)
     if run.writes:
         remove_folder(run.folder.file(run_folder.CHECKPOINTS))

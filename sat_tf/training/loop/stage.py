@@ -506,4 +506,4 @@ def held_out_metrics(
             f"model {model.name!r}: gives NaN or infinite logits for held-out images, expected "
             "finite ones; train it again."
         )
-    return {**metrics, "images": learner.measured_images}
+    return {**metrics, "images": int(learner.metrics[-1].count)}

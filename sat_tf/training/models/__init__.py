@@ -24,18 +24,9 @@ from sat_tf.training.models.mobilenet import mobilenet_v1, mobilenet_v2, mobilen
 from sat_tf.training.models.resnet import preresnet50, resnet18, resnet50
 from sat_tf.training.models.vgg import vgg16, vgg16_bn
 
-__all__ = [
-    "MODELS",
-    "build",
-    "mobilenet_v1",
-    "mobilenet_v2",
-    "mobilenet_v2_small",
-    "preresnet50",
-    "resnet18",
-    "resnet50",
-    "vgg16",
-    "vgg16_bn",
-]
+__all__ = ["MODELS", "build"]
+__all__ += ["mobilenet_v1", "mobilenet_v2", "mobilenet_v2_small"]
+__all__ += ["preresnet50", "resnet18", "resnet50", "vgg16", "vgg16_bn"]
 
 _FAMILIES = (
     *(mobilenet_v1, mobilenet_v2, mobilenet_v2_small),

@@ -16,7 +16,6 @@ _V1_BLOCKS = (
     *((1024, 2), (1024, 1)),
 )
 
-
 # Table 2 of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks",
 # arXiv:1801.04381: expansion, channels, number of blocks, and stride of the first one.
 _V2_STAGES = (
