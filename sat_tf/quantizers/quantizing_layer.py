@@ -69,7 +69,7 @@ class QuantizingLayer(_Wrapper):
             seen.append(tensor)
             return tensor
 
-        # What it reads is not quantized.
+        # Its input is not quantized.
         place = values.BEHIND if self.place == values.AROUND else self.place
         self._output_by(catch, place, inputs, training)
         return seen[0]

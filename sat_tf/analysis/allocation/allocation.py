@@ -102,7 +102,7 @@ class Allocation(RowTable):
     model: str  # The model's name.
     policy: BitPolicy  # The policy to quantize the model by; its overrides are the choice.
     layers: tuple[AllocatedLayer, ...]  # The quantized linear layers, in graph order.
-    totals: Mapping[str, Total]  # What the model uses of each quantity, by the names of limits.
+    totals: Mapping[str, Total]  # The model's use of each quantity, by the names of limits.
     proof: Solution  # The proof that no other choice is better.
     cost_kind: str  # The cost that was minimized: "sensitivity" or "table".
     pack: str  # How the file stores kernels.
