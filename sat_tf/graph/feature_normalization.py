@@ -30,6 +30,7 @@ L = keras.layers
 _MOST_VALUES = 2**15
 # The fields of layers with codes of 16 bits, and the steps that a root of 8 takes to become one.
 _OF_16_BITS, _STEPS = {"activation_bits": 16, "stream_bits": 16}, 2
+_OF_8_BITS = {"activation_bits": 8, "stream_bits": 8}
 # The least Σ x² that a UnitNormalization divides by, in both Kerases.
 _LEAST_SQUARE = 1e-12
 # Settings that weights have of their own.
@@ -183,8 +184,9 @@ def _in_layers(call: OldCall, scalings: list[NewLayer], wide: bool) -> Replaceme
     if not is_unit:
         variance = add(Scaling, "x + c", float(layer.epsilon), suffix="epsilon")
     if wide:  # the same values, which are never below 0, with 8 bits
-        add("ReLU", suffix="coarse", fields={})
-    root = add("InverseRoot", smallest, suffix="inverse_root", fields={})
+        add("ReLU", suffix="coarse", fields=_OF_8_BITS)
+    fields = _OF_8_BITS if wide else {}
+    root = add("InverseRoot", smallest, suffix="inverse_root", fields=fields)
     for _ in range(_STEPS if wide else 0):
         once = add("Multiply", suffix="once", reads=(variance, root))
         add("Multiply", suffix="twice", reads=(once, root))

@@ -487,7 +487,7 @@ def _without_wide_kernels(
         without = [
             layer
             for layer in (name, *kinds)
-            if roles.of[layer] is Role.FUNCTION
+            if roles.of[layer] in (Role.FUNCTION, Role.RECURRENCE)
             and layer_kinds.wide_native_of(roles.network[layer].layer) is None
         ]
         if _bits_of(quantizer) != WIDE_BITS or not without:
