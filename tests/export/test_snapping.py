@@ -196,7 +196,6 @@ def test_scales_of_16_bits_move_biases_once(path):
     assert (again.moved_biases, path.read_bytes()) == (0, content)
 
 
-
 def test_an_export_leaves_the_model_alone_where_that_is_asked_for_or_there_is_no_file(path):
     model = trained_model()
     assert sat_tf.export_tflite(model, path).moved_biases == 0

@@ -577,7 +577,7 @@ def test_sums_of_squares_are_known_to_be_nonnegative():
         assert type(config.output).__name__ == "PactQuantizer", name
 
 
-# -- other settings, of the form of 16 bits ---------------------------------------------------------
+# -- other settings, of the form of 16 bits --------------------------------------------------------
 
 
 @pytest.mark.thorough
