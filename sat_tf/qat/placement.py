@@ -488,7 +488,7 @@ def _without_wide_kernels(
         without = [
             layer
             for layer in (name, *kinds)
-            if roles.of[layer] is Role.FUNCTION
+            if roles.of[layer] in (Role.FUNCTION, Role.RECURRENCE)
             and layer_kinds.wide_native_of(roles.network[layer].layer) is None
             # CPUs compute other functions, such as LayerNormalization, in float32 between codes.
             and (is_npu or layer_kinds.works_on_each_value(roles.network[layer].layer))

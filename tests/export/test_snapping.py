@@ -181,6 +181,21 @@ def test_an_export_gives_the_model_the_biases_of_its_file_and_says_so(path):
     assert sat_tf.export_tflite(model, path).sha256 == again.sha256
 
 
+def test_scales_of_16_bits_move_biases_once(path):
+    """Convolutions round multipliers to 15 bits, and biases keep the mean of each channel."""
+    keras.utils.set_random_seed(4)
+    values = np.random.default_rng(4).normal(1.0, size=(64, 3, 6)).astype(np.float32)
+    inputs = keras.Input((3, 6), name="x")
+    tensor = L.Conv1D(8, 1, activation="relu", name="hidden")(inputs)
+    network = keras.Model(inputs, L.Conv1D(3, 1, bias_initializer="ones", name="head")(tensor))
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, input_type="int16")
+    model = calibrated(network, policy, values)
+    sat_tf.export_tflite(model, path, snap_biases=True)
+    content = path.read_bytes()
+    again = sat_tf.export_tflite(model, path, snap_biases=True)
+    assert (again.moved_biases, path.read_bytes()) == (0, content)
+
+
 def test_an_export_leaves_the_model_alone_where_that_is_asked_for_or_there_is_no_file(path):
     model = trained_model()
     assert sat_tf.export_tflite(model, path).moved_biases == 0

@@ -89,7 +89,8 @@ def checked_inputs(
     """
     graph = subject.graph
     if len(graph.frame_inputs) != 1 or not graph.states:
-        graph.expect_one_of_each(f"{caller}: {subject.path}")
+        fix = "prove the file with its model, by sat_tf.verify_tflite(model, path, images)"
+        graph.expect_one_of_each(f"{caller}: {subject.path}", fix)
     (image,) = graph.frame_inputs
     images, problems = checked_images(images, [image])
     arrays, label_problems = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)

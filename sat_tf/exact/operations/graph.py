@@ -73,13 +73,14 @@ class Graph:
         states = set(self.states.values())
         return tuple(image for image in self.images if image.name not in states)
 
-    def expect_one_of_each(self, purpose: str) -> None:
+    def expect_one_of_each(
+        self, purpose: str, fix: str = "keep one in keras.Model(inputs, outputs)"
+    ) -> None:
         """Raises ValueError where there are several inputs or outputs, which `purpose` excludes."""
         if len(self.images) > 1 or self.more_outputs:
             raise ValueError(
                 f"{purpose}: received a model with {len(self.images)} inputs and "
-                f"{len(self.outputs)} outputs, expected one of each; keep one in "
-                "keras.Model(inputs, outputs)."
+                f"{len(self.outputs)} outputs, expected one of each; {fix}."
             )
 
     def __str__(self) -> str:

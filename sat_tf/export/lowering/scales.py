@@ -294,16 +294,19 @@ def _rounded(graph: Graph, linear: Linear) -> Linear:
     """Rounds scales and biases; a bias whose products overflow becomes the smallest equivalent.
 
     That bias is larger than every sum, so that its channel always gives its lowest or highest code.
-    Kernels of convolutions of 16 bits round multipliers to 15: scales are those of such ones.
+    Kernels of convolutions of 16 bits round multipliers to 15: scales are those of such ones, and
+    biases keep the means of sums.
     """
     source, output = float(graph.codes(linear.inputs[0]).scale), graph.codes(linear.output)
     largest = _LARGEST_MULTIPLIER * float(output.scale) / source
-    scales = np.minimum(linear.scales, largest).astype(np.float32)
+    scales, exact_bias = np.minimum(linear.scales, largest).astype(np.float32), linear.bias
     if output.bits == WIDE and not linear.is_product:
         ratio = float(output.scale) / source
-        scales = (_in_15_bits(scales / ratio) * ratio).astype(np.float32)
+        rounded_scales = (_in_15_bits(scales / ratio) * ratio).astype(np.float32)
+        exact_bias = exact_bias - (rounded_scales / scales.astype(np.float64) - 1.0) * linear.center
+        scales = rounded_scales
     units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
-    bias = np.rint(linear.bias / units).astype(int)
+    bias = np.rint(exact_bias / units).astype(int)
     rounded = dataclasses.replace(linear, scales=scales, bias=bias)
     bound = largest_sums(graph, rounded) + np.ceil(
         _BEYOND_OUTPUT / requantization_multipliers(graph, rounded).astype(np.float64)

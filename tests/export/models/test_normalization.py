@@ -575,3 +575,34 @@ def test_sums_of_squares_are_known_to_be_nonnegative():
     for name in ("squares", "epsilon", "inverse_root"):
         config = quantized.get_layer(f"quant_norm_{name}").quantize_config
         assert type(config.output).__name__ == "PactQuantizer", name
+
+
+# -- other settings, of the form of 16 bits --------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_what_follows_the_quantization_keeps_the_form(path):
+    """Reconstruction fits the layers of the form, and other bits leave it those that it has."""
+    images = IMAGES.astype(np.float32)
+    network = _network(keras)
+    policy = sat_tf.BitPolicy.mobile(4, target="ethos-u55")
+    quantized = calibrated(network, policy, images)
+    sat_tf.reconstruct(quantized, network, images, steps=2)
+    for model in (quantized, sat_tf.requantize(quantized, sat_tf.BitPolicy.mobile(8))):
+        sat_tf.calibrate(model, images, progress=False)
+        report, found = proved(model, path, IMAGES[:8], {"output_type": "int8"})
+        assert found.codes_compared > 0
+        assert (report.target, report.float_operators) == ("ethos-u55", [])
+        names = {operator.name for operator in read_contents(path.read_bytes(), "net").operators}
+        assert names >= WIDE
+        assert compile_file(path, NPUS["ethos-u55"]).on_cpu == ()
+    with pytest.raises(ValueError, match="QUANTIZE, which TensorFlow's converter does not write"):
+        sat_tf.export_tflite(quantized, path, route="converter")
+
+
+@pytest.mark.thorough
+def test_roots_have_8_bits_in_a_model_of_16(path):
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, target="ethos-u85")
+    quantized = calibrated(_network(keras), policy, IMAGES.astype(np.float32))
+    report, _ = proved(quantized, path, IMAGES[:8], {"output_type": "int8"})
+    assert (report.float_operators, report.cpu_fallback) == ([], [])

@@ -275,6 +275,21 @@ def test_what_is_refused_is_exact_once_it_has_the_8_bits_of_the_message(path):
 
 
 @pytest.mark.thorough
+def test_an_lstm_reads_8_bits_of_a_network_of_16(path):
+    values = L.Input((3, 5), name="values")
+    tensor = L.LSTM(4, name="lstm")(L.Conv1D(6, 1, name="read")(values))
+    model = keras.Model(values, L.Dense(2, name="head")(tensor))
+    data = np.random.default_rng(0).normal(size=(32, 3, 5)).astype(np.float32)
+    policy = dataclasses.replace(WIDE, input_type="int16")
+    fix = re.escape("BitPolicy(overrides={'read': {'stream_bits': 8}})")
+    with pytest.raises(ValueError, match=f"read: received 16 bits for a tensor of lstm.*{fix}"):
+        sat_tf.quantize_model(model, policy)
+    policy = dataclasses.replace(policy, overrides={"read": {"stream_bits": 8}})
+    _, found = proved(calibrated(model, policy, data), path, data, runtimes=EVERYWHERE)
+    assert all(runtime.own_differing == 0 for runtime in found.runtimes.values())
+
+
+@pytest.mark.thorough
 def test_an_npu_takes_every_operator(path):
     policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=16, target="ethos-u55")
     report = sat_tf.export_tflite(calibrated(network(), policy), path)
