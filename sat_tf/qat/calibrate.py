@@ -281,6 +281,14 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
                     variable.assign(constraint(tf.constant(value)))
                 if 0 < preprocessed.get(name, np.zeros(0)).size < _MOST_VALUES:
                     _leave_ties(layer, preprocessed[name])
+    for name, sample in samples.items():
+        # A first state of a GRU is a tensor minus itself. Biases after it are multiples of its
+        # scale in the file: it gets a fine one, which its kernel still takes.
+        first, *others = network[name].inputs
+        origin = network.origin(first, _moves).name
+        if sample.largest == 0.0 and others == [first] and origin in samples:
+            levels = [network[n].layer.output_variables[CLIPPING_LEVEL] for n in (name, origin)]
+            levels[0].assign(levels[1] / _FINER_ZEROS)
 
 
 def _leave_ties(layer: Any, values: np.ndarray) -> None:
@@ -322,6 +330,14 @@ def _scores(in_use: Network) -> frozenset[str]:
         for name, of_tensor in readers.items()
         if of_tensor and all(layer_kinds.is_softmax(inner_layer(r.layer)) for r in of_tensor)
     ).difference(in_use.outputs)
+
+
+# The most by which the scale of a difference is finer than that of its operands is 256.
+_FINER_ZEROS = 64.0
+
+
+def _moves(node: Node) -> bool:
+    return layer_kinds.role_of(inner_layer(node.layer)) is Role.MOVEMENT
 
 
 # Ranges of 16 bits are widened by this: products with rounded roots exceed unrounded ones.
