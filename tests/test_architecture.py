@@ -150,7 +150,7 @@ MOST_LINES = {
     "loading": 850,
     "messages": 1240,
     "planning": 1549,
-    "qat": 8202,
+    "qat": 8197,
     "quantizers": 4083,
     "report": 736,
     "training": 7143,

@@ -285,10 +285,11 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         # A first state of a GRU is a tensor minus itself. Biases after it are multiples of its
         # scale in the file: it gets a fine one, which its kernel still takes.
         first, *others = network[name].inputs
-        origin = network.origin(first, _moves).name
-        if sample.largest == 0.0 and others == [first] and origin in samples:
-            levels = [network[n].layer.output_variables[CLIPPING_LEVEL] for n in (name, origin)]
-            levels[0].assign(levels[1] / _FINER_ZEROS)
+        origin = network.origin(first, lambda node: bool(node.inputs) and node.name not in samples)
+        if sample.largest == 0.0 and others == [first] and origin.name in samples:
+            level, other = (n.layer.output_variables for n in (network[name], origin))
+            for of in level.keys() & {CLIPPING_LEVEL}:
+                level[of].assign(other[of] / _FINER_ZEROS)
 
 
 def _leave_ties(layer: Any, values: np.ndarray) -> None:
@@ -332,14 +333,8 @@ def _scores(in_use: Network) -> frozenset[str]:
     ).difference(in_use.outputs)
 
 
-# The most by which the scale of a difference is finer than that of its operands is 256.
+# Kernels of differences take scales that are up to 256 times as fine as those of what they read.
 _FINER_ZEROS = 64.0
-
-
-def _moves(node: Node) -> bool:
-    return layer_kinds.role_of(inner_layer(node.layer)) is Role.MOVEMENT
-
-
 # Ranges of 16 bits are widened by this: products with rounded roots exceed unrounded ones.
 _HEADROOM = 1.25
 # The skew of symmetric ranges in a model that multiplies matrices. A symmetric range ends one code

@@ -458,7 +458,7 @@ def test_a_model_whose_inputs_are_all_states_has_no_frames():
     state = keras.layers.Input((4,), name="state")
     model = keras.Model(state, keras.layers.Dense(4, name="state_out")(state))
     policy = sat_tf.BitPolicy.mobile(8, states={"state_out": "state"})
-    with pytest.raises(ValueError, match="a state for each input, expected one input more"):
+    with pytest.raises(ValueError, match="a state for each input, expected another input"):
         sat_tf.quantize_model(model, policy)
 
 

@@ -256,7 +256,7 @@ def test_masks_that_a_caller_of_keras_3_gives_are_not_dropped():
     given = np.tril(np.ones((1, 4, 4), bool))
     outputs = {
         "sm: received a Softmax, whose mask": L.Softmax(name="sm")(L.Dense(4)(read), mask=given),
-        "states: received an LSTM, expected one called without a mask": L.LSTM(2, name="states")(
+        "states: received an LSTM, expected calls without a mask": L.LSTM(2, name="states")(
             read, mask=keras3.ops.any(read > 0.0, axis=-1)
         ),
     }
