@@ -272,11 +272,7 @@ def verify_tflite(
         images = [*frames.values()] if len(image_inputs) > 1 else frames[image_inputs[0].name]
     images, image_problems = inputs.checked_images(images, image_inputs)
     problems += image_problems
-    # The names of each output for the user: Keras' before and after, and its key.
-    layers = [inner_layer(network[name].layer).name for name in network.outputs]
-    called = distinct(network.output_names)
-    keys = network.keys[1] or called
-    names = [set(aliases) for aliases in zip(model.output_names, layers, called, keys, strict=True)]
+    names = _output_names(network)
     if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
         # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
         outputs = [
@@ -290,13 +286,12 @@ def verify_tflite(
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
-    if frames is None:
-        file_inputs = inputs.taken_by(subject.graph, images)
-    else:
-        taken = inputs.taken_by(
-            dataclasses.replace(subject.graph, images=subject.graph.frame_inputs), images
-        )
-        file_inputs = with_states(subject.graph, content, taken)
+    graph = subject.graph
+    if frames is not None:
+        graph = dataclasses.replace(graph, images=graph.frame_inputs)
+    file_inputs = inputs.taken_by(graph, images)
+    if frames is not None:
+        file_inputs = with_states(subject.graph, content, file_inputs)
     reference = None if float_model is None else FloatReference(float_model, subject.graph)
     input_ranges = _checked_ranges(network, subject.graph, file_inputs, reference)
     with kernels_kept(node.layer for node in network):
@@ -314,6 +309,14 @@ def verify_tflite(
             window=window,
             progress=progress,
         )
+
+
+def _output_names(network: Network) -> list[set[str]]:
+    """Returns the names of each output for the user: Keras' before and after, and its key."""
+    layers = [inner_layer(network[name].layer).name for name in network.outputs]
+    called = distinct(network.output_names)
+    aliases = network.model.output_names, layers, called, network.keys[1] or called
+    return [{*of_output} for of_output in zip(*aliases, strict=True)]
 
 
 def _checked_ranges(

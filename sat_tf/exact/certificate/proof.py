@@ -17,7 +17,7 @@ from sat_tf.exact.certificate.comparison import FloatModel, RuntimeCounter
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, images_hash
 from sat_tf.exact.certificate.outputs import Output, labels_of, only, outputs_in
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind
-from sat_tf.exact.certificate.sequence import compared_sequence, with_states
+from sat_tf.exact.certificate.sequence import Window, compared_sequence, with_states
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE
@@ -59,6 +59,11 @@ class Subject:
     def sha256(self) -> str:
         """The hash of the file."""
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def as_window(self) -> Window:
+        """The file as one of whole windows."""
+        return Window(self.graph, self.content, self.path.name, self.sha256)
 
 
 def read_subject(path: pathlib.Path) -> Subject:
@@ -147,7 +152,7 @@ def prove(
         raise ValueError(
             f"window: received {window} for a file without states, expected none; leave it out."
         )
-    whole = None if window is None else read_subject(expect_path(window))
+    whole = None if window is None else read_subject(expect_path(window)).as_window
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
     needs_micro = any(tensor.index_bits for tensor in subject.parsed.tensors)

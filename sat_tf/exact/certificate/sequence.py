@@ -7,7 +7,7 @@ from the simulation's in any frame, the file gives what its integer model makes 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,19 @@ from sat_tf.exact.litert.runtime import RUNTIMES, Runtime, loaded
 from sat_tf.exact.operations.graph import Graph, by_name, simulate
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, quantized, some_of
 
-if TYPE_CHECKING:
-    from sat_tf.exact.certificate.proof import Subject
-
 # A function of all inputs of a frame, which gives the outputs by name, and maybe other tensors.
 Runner = Callable[[Pixels], Mapping[str, np.ndarray]]
+
+
+class Window(NamedTuple):
+    """A file of whole windows."""
+
+    graph: Graph
+    content: bytes
+    name: str
+    sha256: str
+
+
 # Keras takes longer for a frame than LiteRT and the simulation together.
 _MOST_KERAS_FRAMES = 64
 
@@ -97,7 +105,7 @@ def compared_sequence(
     runtimes: Sequence[str],
     keras: Callable[[Pixels], np.ndarray] | None,
     outputs: Sequence[Output],
-    window: "Subject | None" = None,
+    window: Window | None = None,
 ) -> SequenceRun:
     """Runs the rows of the images as the frames of a sequence, and counts the codes that differ.
 
@@ -144,7 +152,7 @@ def _codes_of_outputs(graph: Graph) -> dict[str, str]:
 
 
 def _in_windows(
-    graph: Graph, frames: Pixels, expected: Sequence[Mapping[str, np.ndarray]], window: "Subject"
+    graph: Graph, frames: Pixels, expected: Sequence[Mapping[str, np.ndarray]], window: Window
 ) -> WindowCount:
     """Counts the codes by which a file of whole windows differs from its frames, one by one.
 
@@ -165,7 +173,7 @@ def _in_windows(
     misfits = [name for name, end in window_ends.items() if not fits(name, *end)]
     if misfits or len(frames[0]) < length:
         raise ValueError(
-            f"window: received {window.path}, which does not fit {len(frames[0])} frames "
+            f"window: received {window.name}, which does not fit {len(frames[0])} frames "
             f"({', '.join(misfits) or f'it takes {length}'}), expected their inputs and outputs, "
             "by name and on the same grids; quantize the model of windows by the same policy, give "
             "it the same weights, window.set_weights(q.get_weights()), and export it."
@@ -186,7 +194,7 @@ def _in_windows(
             of_frames = [row[tensor.name] for row in (rows[-1:] if is_last else rows)]
             computed = values[tensor.name]
             tensor.add(np.concatenate(of_frames).reshape(computed.shape), computed)
-    return WindowCount(count * length, counts, window.path.name, window.sha256, length)
+    return WindowCount(count * length, counts, window.name, window.sha256, length)
 
 
 def _ends(graph: Graph) -> dict[str, tuple[Any, ...]]:

@@ -198,6 +198,7 @@ class Lookup(Operation):
     reads = ("CAST", "ADD", "GATHER")
     num_constants = 2  # the table and a number
     same_because = "it looks codes up in a table"
+    of_each_code = True
 
     @property
     def operators(self) -> tuple[str, ...]:

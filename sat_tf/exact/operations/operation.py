@@ -103,6 +103,7 @@ class Operation(abc.ABC):
     reshapes: ClassVar[bool] = False  # Whether it only changes the shape of values.
     moves: ClassVar[bool] = False  # Whether layers of data movement become it.
     converts: ClassVar[bool] = False  # Whether its output may have other bits than its input.
+    of_each_code: ClassVar[bool] = False  # Whether each code is made of one, wherever that lies.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -153,6 +154,11 @@ class Operation(abc.ABC):
     def joins(self) -> bool:
         """Whether it puts tensors together to one, whatever their number."""
         return False
+
+    @property
+    def on_rows(self) -> Self | None:
+        """The operation for images of one row in place of sequences; None where it may differ."""
+        return self if self.of_each_code else None
 
     @property
     def keeps_grid(self) -> bool:

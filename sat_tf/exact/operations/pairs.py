@@ -5,7 +5,7 @@ import enum
 import functools
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -120,6 +120,10 @@ class Pair(shared.Operation):
 
     def title(self, graph: Tensors) -> str:
         return f"float {self.kind.value}" if self.is_float(graph) else self.kind.value
+
+    @property
+    def on_rows(self) -> Self | None:
+        return self if self.constant is None or self.constant.values.ndim < 2 else None
 
     @property
     def selects(self) -> bool:

@@ -136,6 +136,7 @@ class Requantize(_Conversion):
     """
 
     rounds = True
+    of_each_code = True
     same_because = "the ratio of the scales in units of 1/256, round half up, in all its kernels"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:

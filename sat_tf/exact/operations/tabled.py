@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -141,6 +141,12 @@ class Moved(Tabled):
     same_in_float_because = shared.SELECTED
     moves = True
 
+    @property
+    def on_rows(self) -> Self | None:
+        if not self.joins:
+            return None
+        return dataclasses.replace(self, options={**self.options, "axis": self.options["axis"] + 1})
+
     @classmethod
     def _made(cls, operator: OperatorView) -> Codes | None:
         if operator.activation != Activation.NONE.value:
@@ -155,6 +161,10 @@ class Computed(Tabled):
     reads = tuple(_COMPUTED)
     writes = tuple(name for name, row in _COMPUTED.items() if row.written)
     rounds = True
+
+    @property
+    def on_rows(self) -> Self | None:
+        return self if self.row.of_one_value else None
 
     @classmethod
     def _made(cls, operator: OperatorView) -> Codes | None:

@@ -8,11 +8,8 @@ import dataclasses
 from collections.abc import Collection
 
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.native import Lookup
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Pair
-from sat_tf.exact.operations.quantize import Requantize
-from sat_tf.exact.operations.tabled import Computed, Moved, Reshape
+from sat_tf.exact.operations.tabled import Reshape
 from sat_tf.exact.tflite.tensors import Tensor, free_name
 
 
@@ -38,7 +35,7 @@ class _Images:
         self._sources: dict[str, str] = {}
         self._made: dict[tuple[str, tuple[int, ...]], str] = {}
         for operation in graph.operations:
-            if isinstance(operation, Reshape):
+            if operation.reshapes:
                 (source,) = operation.inputs
                 self._sources[operation.output] = self._sources.get(source, source)
             elif not (lifts and self._lift(operation)):
@@ -53,8 +50,8 @@ class _Images:
         pairs = zip(sources, operation.inputs, strict=True)
         if not all(s and self._shapes[s] == (1, *self._shapes[name]) for s, name in pairs):
             return False
-        on_images = _on_images(operation)
-        if on_images is None:
+        on_rows = operation.on_rows
+        if on_rows is None:
             return False
         tensor = self._tensors[operation.output]
         name = free_name(f"{tensor.name}_image", self._shapes)
@@ -62,7 +59,7 @@ class _Images:
         self._shapes[name] = (1, *tensor.shape)
         self._sources[tensor.name] = name
         names = dict(zip(operation.inputs, sources, strict=True))
-        self._operations.append(on_images.renamed({**names, tensor.name: name}))
+        self._operations.append(on_rows.renamed({**names, tensor.name: name}))
         return True
 
     def _read(self, name: str) -> str:
@@ -105,15 +102,3 @@ class _Images:
             layer_outputs={key: standing_for(name) for key, name in graph.layer_outputs.items()},
             states={new(ends[name]): of_input for name, of_input in graph.states.items()},
         )
-
-
-def _on_images(operation: Operation) -> Operation | None:
-    """Returns an operation on sequences for images with one row; None where it may differ."""
-    if isinstance(operation, Moved) and operation.joins:
-        axis = operation.options["axis"] + 1
-        return dataclasses.replace(operation, options={**operation.options, "axis": axis})
-    if isinstance(operation, Pair):
-        is_alike = operation.constant is None or operation.constant.values.ndim < 2
-        return operation if is_alike else None
-    is_function = isinstance(operation, Computed) and operation.row.of_one_value
-    return operation if is_function or isinstance(operation, Lookup | Requantize) else None
