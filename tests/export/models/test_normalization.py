@@ -313,7 +313,10 @@ def test_a_normalization_is_proved_in_integers_to_the_end(kind, of, target, path
     # With the reference kernels, where a target's certificates run these, too.
     for counted in found.runtimes.values():
         assert sum(one.codes_differing for one in counted.own or counted.tensors) == 0
-    assert found.trained_differing < 0.01
+    # Each layer is held by itself: one of 16 variances at a tie moves a whole group of an image.
+    alone = sum(tensor.alone_differing for tensor in found.trained)
+    assert alone < 0.01 * sum(tensor.alone_compared for tensor in found.trained)
+    assert found.trained_differing < 0.02
     assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
     contents = read_contents(path.read_bytes(), path.name)
     assert TARGETS[target].cpu_fallback(contents) == []
