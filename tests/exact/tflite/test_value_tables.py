@@ -145,9 +145,8 @@ def test_a_file_of_tables_is_the_plain_one_for_all_but_microcontrollers(tabled):
     contents = read_contents(content, "a")
     assert not TARGETS["micro"].cpu_fallback(contents)
     left, _ = map(str, TARGETS["litert"].cpu_fallback(contents))
-    assert left.startswith(
-        "CONV_2D re_lu: LiteRT's CPU kernels cannot expand its kernel by TFLM_DECODE"
-    )
+    assert left.startswith("CONV_2D re_lu")
+    assert ": LiteRT's CPU kernels cannot expand its kernel by TFLM_DECODE" in left
 
 
 @pytest.mark.thorough
