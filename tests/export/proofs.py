@@ -113,7 +113,8 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
         if codes is None:
             known[name] = real[name]
             continue
-        known[name] = expected = stored(real[name], codes)
+        # A sequence of Keras may be an image of one row in the file.
+        known[name] = expected = stored(real[name], codes).reshape(computed.shape)
         # Whether Keras's values are on the grid of the codes.
         in_codes = real[name] / codes.real_scale
         rounded = bool(np.max(np.abs(in_codes - np.rint(in_codes))) < 1e-3)

@@ -308,15 +308,13 @@ def test_a_normalization_is_proved_in_integers_to_the_end(kind, of, target, path
     # A convolution without padding takes γ and β.
     padding = "valid" if target in ("int8", "ethos-u65") else "same"
     quantized = _quantized(of, target, kind=kind, padding=padding)
-    report, found = proved(quantized, path, IMAGES[:8], {"output_type": "int8"})
+    # All images: a variance at a tie moves a whole group, one of 16 in only eight of them.
+    report, found = proved(quantized, path, IMAGES, {"output_type": "int8"})
     assert found.codes_compared > 0
     # With the reference kernels, where a target's certificates run these, too.
     for counted in found.runtimes.values():
         assert sum(one.codes_differing for one in counted.own or counted.tensors) == 0
-    # Each layer is held by itself: one of 16 variances at a tie moves a whole group of an image.
-    alone = sum(tensor.alone_differing for tensor in found.trained)
-    assert alone < 0.01 * sum(tensor.alone_compared for tensor in found.trained)
-    assert found.trained_differing < 0.02
+    assert found.trained_differing < 0.01
     assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
     contents = read_contents(path.read_bytes(), path.name)
     assert TARGETS[target].cpu_fallback(contents) == []
