@@ -482,17 +482,17 @@ def _without_wide_kernels(
     roles: Roles, demands: Demands, outputs: Mapping[str, protocol.Quantizer]
 ) -> Iterator[str]:
     """Refuses codes of 16 bits that a layer without kernels for them makes or reads."""
-    is_npu = roles.policy.processor.native
+
+    def has_none(name: str) -> bool:
+        layer, role = roles.network[name].layer, roles.of[name]
+        # CPUs compute functions of several values, as LayerNormalization, in float32 between codes.
+        is_on_codes = roles.policy.processor.native or layer_kinds.works_on_each_value(layer)
+        is_computed = role is Role.RECURRENCE or (role is Role.FUNCTION and is_on_codes)
+        return is_computed and layer_kinds.wide_native_of(layer) is None
+
     for name, quantizer in outputs.items():
         kinds = {reader: demand for reader, demand in demands.of[name].items() if reader}
-        without = [
-            layer
-            for layer in (name, *kinds)
-            if roles.of[layer] in (Role.FUNCTION, Role.RECURRENCE)
-            and layer_kinds.wide_native_of(roles.network[layer].layer) is None
-            # CPUs compute other functions, such as LayerNormalization, in float32 between codes.
-            and (is_npu or layer_kinds.works_on_each_value(roles.network[layer].layer))
-        ]
+        without = list(filter(has_none, (name, *kinds)))
         if _bits_of(quantizer) != WIDE_BITS or not without:
             continue
         linear = (reader for reader, demand in kinds.items() if demand == "linear")

@@ -198,7 +198,7 @@ def _decoder(model, graph):
 
 
 DAMAGES = {
-    _of_float: "makes another tensor than one of int8",
+    _of_float: "makes something other than an int8 tensor",
     _of_several: r"reads the tensors \[0\]",
     _of_nothing: "reads the tensors",
     _of_a_sum: "reads tensors that are no constants",
