@@ -412,9 +412,9 @@ def _report(
     """Returns the report of the file of a graph."""
     is_direct = route == "direct"
     products = [op.storage for op in linear_operations(graph.operations) if op.is_product]
-    operators, arenas = contents.operator_counts(), dict[bytes, int | None]()
+    operators, plain, arenas = contents.operator_counts(), expanded(content), {}
     if settings.processor.on_microcontrollers and known_runtimes.is_installed(MICRO):
-        arenas = {file: arena_bytes(file) for file in {content, expanded(content)}}
+        arenas = {file: arena_bytes(file) for file in {content, plain}}
     return ExportReport(
         path=str(path),
         bytes=len(content),
@@ -430,7 +430,7 @@ def _report(
         states=dict(graph.states) if is_direct else {},
         target=settings.target,
         arena_bytes=arenas.get(content),
-        arena_bytes_unpacked=arenas.get(expanded(content)),
+        arena_bytes_unpacked=arenas.get(plain),
         cpu_fallback=TARGETS[settings.target].cpu_fallback(contents),
         warnings=[
             *_warnings(graph, settings, content),

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
+from sat_tf.exact.kernels import wide
 from sat_tf.graph import operation_layers
 from sat_tf.graph.layers import (
     activations,
@@ -36,8 +37,6 @@ KINDS: kind.Kinds = {
 
 # The row of layers of which nothing is known.
 _UNKNOWN = kind.LayerKind(quantized=False)
-# The operators of functions with kernels for codes of 16 bits.
-_OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "SOFTMAX", "TANH")
 
 
 def find_support(layer: keras.layers.Layer) -> kind.LayerKind:
@@ -218,9 +217,9 @@ def wide_native_of(layer: keras.layers.Layer) -> kind.NativeFunction | None:
     if isinstance(layer, keras.layers.Activation) and activation_name(layer) in activations.SWISHES:
         return activations.SWISH_OF_16_BITS
     native = native_of(layer)
-    if native is None or native.operator not in _OF_16_BITS:
+    if native is None or native.operator not in wide.OPERATORS:
         return None
-    ends = native.ends and dataclasses.replace(native.ends, highest=1.0 - 2.0**-15)
+    ends = native.ends and dataclasses.replace(native.ends, highest=1.0 - float(wide.SCALE))
     return dataclasses.replace(native, ends=ends)
 
 

@@ -288,8 +288,8 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         origin = network.origin(first, lambda node: bool(node.inputs) and node.name not in samples)
         if sample.largest == 0.0 and others == [first] and origin.name in samples:
             level, other = (n.layer.output_variables for n in (network[name], origin))
-            for of in level.keys() & {CLIPPING_LEVEL}:
-                level[of].assign(other[of] / _FINER_ZEROS)
+            if CLIPPING_LEVEL in level:
+                level[CLIPPING_LEVEL].assign(other[CLIPPING_LEVEL] / _FINER_ZEROS)
 
 
 def _leave_ties(layer: Any, values: np.ndarray) -> None:

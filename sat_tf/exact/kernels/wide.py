@@ -11,6 +11,8 @@ from sat_tf.exact.kernels.functions import WIDTH_16 as WIDTH
 from sat_tf.exact.kernels.functions import Curve, FunctionRule, Grids, in_int16
 
 SCALE = np.float32(2.0**-WIDTH)  # of the results
+# The operators of functions with kernels for codes of 16 bits.
+OPERATORS = ("ABS", "LEAKY_RELU", "LOGISTIC", "SOFTMAX", "TANH")
 
 # The kernels interpolate between sigmoids of i / 24, fractions of 2^16. Each is moved by a 16th of
 # the second difference, so that lines between them are about as far below the curve as above it.

@@ -119,11 +119,9 @@ FRACTIONS = Codes.wide(wide.SCALE)
 _TANHS = Codes(np.float32(1.0 / 128.0), 0)
 _LEAKY = Written(2, "LeakyReluOptions")
 
-_OF_16_BITS = ("ABS", "LEAKY_RELU", "LOGISTIC", "TANH")
-
 
 def _function(name: str, rule: Rule, *options: str, **fields: Any) -> Row:
-    takes_wide = name in _OF_16_BITS
+    takes_wide = name in wide.OPERATORS
     return Row(name, rule, options, of_one_value=True, takes_wide=takes_wide, **fields)
 
 

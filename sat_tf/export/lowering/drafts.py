@@ -135,10 +135,8 @@ class GraphBuilder:
         if source:
             codes = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
         else:
-            fine = dataclasses.replace(
-                output, name=self.between(f"{output.name}_wide"), codes=draft.finer(codes)
-            )
-            source = draft.lower(self, fine)
+            name, fine = self.between(f"{output.name}_wide"), draft.finer(codes)
+            source = draft.lower(self, dataclasses.replace(output, name=name, codes=fine))
         grid, made = self.tensors[source].codes, codes.whole
         # Codes of 16 bits that end above the lowest code need no clipping there.
         if grid and grid.real_range[0] > codes.real_range[0] - codes.real_scale / 2.0:

@@ -9,8 +9,9 @@ TFLite Micro takes only int8, and expands tables of values for any layer.
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,25 +77,15 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     packing = ALL_PACKINGS[pack]
     if not packing.products:
         return graph
-    notes: dict[str, str] = {}
-
-    def stored(linear: Linear) -> Linear:
-        if is_trained(linear):
-            linear, note = _stored(graph, linear, packing)
-            if note:
-                notes[linear.output] = note
-        return linear
-
-    operations = map_linear(graph.operations, stored)
-    packed = [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
+    graph = _with_kernels(graph, functools.partial(_stored, graph, packing=packing))
+    packed = [op for op in linear_operations(graph.operations) if op.storage is not Storage.INT8]
     if pack != "auto" and not packed:
-        problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
-        problems.append(
+        raise _nothing_packed(
+            graph,
             f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
             "pack='auto' or pack='none', or requantize with activation_bits and weight_bits=3, and "
-            "first_last_weight_bits=None; pack='int4' packs other convolutions than 1x1 too."
+            "first_last_weight_bits=None; pack='int4' packs other convolutions than 1x1 too.",
         )
-        raise NothingPackedError(graph.name, problems)
     warnings = list(graph.warnings)
     builtin = sum(linear.is_builtin for linear in packed)
     two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
@@ -111,35 +102,46 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
             f"measured: XNNPACK unpacks its {two_bits} kernels of 2 bits at every use there. For a "
             "fast model use pack='auto'."
         )
-    return dataclasses.replace(
-        graph, operations=operations, storage_notes=notes, warnings=tuple(warnings)
-    )
+    return dataclasses.replace(graph, warnings=tuple(warnings))
 
 
 def with_tables(graph: Graph) -> Graph:
     """Stores the kernels of a rounded graph as tables of values where that takes fewer bytes."""
-    notes: dict[str, str] = {}
 
-    def stored(linear: Linear) -> Linear:
-        if not is_trained(linear):
-            return linear
+    def stored(linear: Linear) -> tuple[Linear, str]:
         tables = None if linear.real else linear.encoded()
-        if tables is None:
-            of_real = "it computes in float32"
-            notes[linear.output] = of_real if linear.real else "tables take no fewer bytes"
-            return linear
-        return dataclasses.replace(linear, index_bits=tables.bits)
+        if tables is not None:
+            return dataclasses.replace(linear, index_bits=tables.bits), ""
+        return linear, "it computes in float32" if linear.real else "tables take no fewer bytes"
 
-    operations = map_linear(graph.operations, stored)
-    if not any(linear.index_bits for linear in linear_operations(operations)):
-        problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
-        problems.append(
+    graph = _with_kernels(graph, stored)
+    if not any(linear.index_bits for linear in linear_operations(graph.operations)):
+        raise _nothing_packed(
+            graph,
             f"pack={TABLE!r}: received no kernel that takes fewer bytes as tables of values, "
             "expected at least one; use pack='auto', or quantize with weight_bits=4 or fewer, and "
-            "first_last_weight_bits=None."
+            "first_last_weight_bits=None.",
         )
-        raise NothingPackedError(graph.name, problems)
+    return graph
+
+
+def _with_kernels(graph: Graph, stored: Callable[[Linear], tuple[Linear, str]]) -> Graph:
+    """Stores the trained kernels of a graph; `stored` also says why a kernel stays as it is."""
+    notes: dict[str, str] = {}
+
+    def noted(linear: Linear) -> Linear:
+        if is_trained(linear):
+            linear, notes[linear.output] = stored(linear)
+        return linear
+
+    operations = map_linear(graph.operations, noted)
+    notes = {kernel: note for kernel, note in notes.items() if note}
     return dataclasses.replace(graph, operations=operations, storage_notes=notes)
+
+
+def _nothing_packed(graph: Graph, problem: str) -> NothingPackedError:
+    kernels = [f"{kernel} ({note}): stays int8" for kernel, note in graph.storage_notes.items()]
+    return NothingPackedError(graph.name, [*kernels, problem])
 
 
 def is_trained(linear: Linear) -> bool:
