@@ -388,11 +388,19 @@ def _keyword():
     return zoo.chain((49, 10, 1), *zoo.block(*convs), *end)
 
 
+def _joined():
+    image = keras.Input((16, 16, 3))
+    convs = [L.Conv2D(8, size, padding="same", use_bias=False) for size in (1, 3)]
+    tensor = L.Concatenate()([_normalized_behind(conv, image) for conv in convs])
+    tensor = L.GlobalAveragePooling2D()(L.MaxPooling2D()(tensor))
+    return keras.Model(image, L.Dense(4)(tensor))
+
+
 SMALL = {"input_shape": (32, 32, 3), "weights": None, "classes": 10}
 NETWORKS = {
     "keyword": _keyword,
     "residual": zoo.residual(rectified=True),
-    "joined": _branches,
+    "joined": _joined,
     "mobilenet_v1": lambda: keras.applications.MobileNet(alpha=0.25, **SMALL),
     "mobilenet_v2": lambda: keras.applications.MobileNetV2(alpha=0.35, **SMALL),
 }
