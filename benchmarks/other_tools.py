@@ -14,7 +14,7 @@ import rich.console
 from absl import app, flags
 from rows import as_table, write_csv
 
-from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.certificate.proof_images import random_images
 from sat_tf.exact.operator_comparison import read_any_file
 from sat_tf.export import compare_operators
 

@@ -23,7 +23,7 @@ from rows import as_table, write_csv
 from tosa_runtime import TOSA, known_to_comparisons, version
 
 import sat_tf
-from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.certificate.proof_images import random_images
 from sat_tf.exact.operator_comparison import KernelCount, compare_operators, read_any_file
 from tests.export import zoo
 

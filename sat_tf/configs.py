@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.core.gradients import passed_back, straight_through
 from sat_tf.core.grid import axes_within, find_grid, levels, range_shape, round_half_up
-from sat_tf.core.tensors import Tensor, computed_in_float32, namespace, sum_as
+from sat_tf.core.tensor_ops import Tensor, computed_in_float32, namespace, sum_as
 from sat_tf.quantizers.pact import ClippingQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, VariableSpec, WeightQuantizer
+from sat_tf.quantizers.quantizer_table import activation_quantizer, weight_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
-from sat_tf.quantizers.table import activation_quantizer, weight_quantizer
 from sat_tf.quantizers.values import CodeRange, IntegerWeights, Variables
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import tf_keras as keras
 import sat_tf
 import sat_tf.export
 from sat_tf import configs
-from sat_tf.core.tensors import namespace
+from sat_tf.core.tensor_ops import namespace
 from sat_tf.exact.operations.graph_file import OPERATIONS
 from sat_tf.graph import layer_kinds, layers, operation_layers
 from sat_tf.quantizers.protocol import Quantizer

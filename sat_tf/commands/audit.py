@@ -10,7 +10,7 @@ from sat_tf.commands import images, models
 from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, add_input_range, with_input_range
-from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.proof_images import ImagesFrom
 from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy

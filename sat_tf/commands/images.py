@@ -14,7 +14,7 @@ from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, feed_of, with_input_range
-from sat_tf.exact.certificate.inputs import ImagesFrom, image_problems, random_images
+from sat_tf.exact.certificate.proof_images import ImagesFrom, image_problems, random_images
 from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.exact.tflite.metadata import Metadata
 from sat_tf.exact.tflite.preprocessing import COVERING

@@ -39,7 +39,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.reconstruction.fit import Checkpoint
 from sat_tf.qat.reconstruction.fitted import Fitted, fit
 from sat_tf.qat.scheme import quantize_model
-from sat_tf.report.layers import SAMPLE, layer_rows
+from sat_tf.report.layer_table import SAMPLE, layer_rows
 from sat_tf.report.report import of_training, write_file, write_layers, write_report
 from sat_tf.report.results import Results, of_certificate
 

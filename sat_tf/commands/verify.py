@@ -15,13 +15,13 @@ from sat_tf.commands.options import add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude, print_certificate
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate, write_both
-from sat_tf.exact.certificate.inputs import random_images
 from sat_tf.exact.certificate.proof import read_subject, read_tflite, recheck, verify_file
+from sat_tf.exact.certificate.proof_images import random_images
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.exact.device import kit
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors

@@ -7,7 +7,7 @@ from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
 from sat_tf.core.grid import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.pact import round_to_level
-from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
 def quantize_offset(

@@ -9,7 +9,7 @@ from typing import Any
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, axes_within, find_grid, grid_units
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, mean_of_finite, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, in_float32, mean_of_finite, namespace
 from sat_tf.messages import did_you_mean
 
 

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sat_tf.arguments import is_number
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
 
 CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard
 import numpy as np
 
 from sat_tf.core.gradients import straight_through
-from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.core.tensor_ops import Tensor, in_float32, is_tensor, namespace
 from sat_tf.messages import did_you_mean
 
 # A range of weights whose size is smaller counts as one of zeros. The square of this is still a

@@ -20,7 +20,7 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
-from sat_tf.core.tensors import (
+from sat_tf.core.tensor_ops import (
     Namespace,
     Tensor,
     computed_in_float32,

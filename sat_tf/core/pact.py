@@ -5,7 +5,7 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
-from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, computed_in_float32, namespace
 
 
 def quantize_activation(

@@ -11,7 +11,7 @@ import numpy as np
 
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import on_int8_codes, round_half_up
-from sat_tf.core.tensors import Namespace, Tensor, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, namespace
 
 GATES = 4  # input, forget, cell and output, in this order
 _SUM_BITS, _MOST_CELL_BITS, _WIDTH = 3, 6, 15

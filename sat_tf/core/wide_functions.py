@@ -11,7 +11,7 @@ import numpy as np
 
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import round_half_up
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, in_float32, namespace
 
 _UNIT, _ONE, _MOST = 2.0**-15, 2**15, 2**16 - 1
 Tables = Sequence[np.ndarray]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field
 
-from sat_tf.exact.certificate.outputs import label_problems
+from sat_tf.exact.certificate.output_comparison import label_problems
 from sat_tf.exact.certificate.proof import read_tflite
 from sat_tf.exact.litert.processes import refusals, usable_cores
 from sat_tf.exact.litert.runtime import Interface, Runtime

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
 from sat_tf.exact.certificate.proof import read_tflite
+from sat_tf.exact.certificate.proof_images import GIVEN, ImagesFrom, checked_images, taken_by
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen, wrong_before
 from sat_tf.exact.certificate.sequence import with_states

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.exact.operations import native, pairs, pools, quantize, tabled
+from sat_tf.exact.operations import conversions, native, pairs, pools, tabled
 from sat_tf.exact.operations.graph import Graph, wide_tensors
 from sat_tf.exact.operations.linear import Linear, map_linear
 from sat_tf.exact.operations.operation import Operation
@@ -264,9 +264,9 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
 _FUSING = (Linear, pairs.Pair)  # operations with a fused activation
 # The functions of the operations that layers become: from the operation, its graph and inputs.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
-    quantize.ShiftImage: lambda op, graph, x: x,
-    quantize.Quantize: lambda op, graph, x: x,
-    quantize.Dequantize: lambda op, graph, x: tf.identity(x),
+    conversions.ShiftImage: lambda op, graph, x: x,
+    conversions.Quantize: lambda op, graph, x: x,
+    conversions.Dequantize: lambda op, graph, x: tf.identity(x),
     Linear: _linear,
     pairs.Pair: _pair,
     pools.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),

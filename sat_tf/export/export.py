@@ -21,7 +21,7 @@ from sat_tf.exact.litert.runtime import MICRO, Runtime, check_loading, expanded
 from sat_tf.exact.operations.graph import Graph, wide_tensors
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
-from sat_tf.exact.targets.table import TARGETS, CpuFallback
+from sat_tf.exact.targets.operator_constraints import TARGETS, CpuFallback
 from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,

@@ -15,9 +15,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.certificate import inputs
+from sat_tf.exact.certificate import proof_images
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.outputs import Output, labels_of, separated
+from sat_tf.exact.certificate.output_comparison import Output, labels_of, separated
 from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.exact.certificate.sequence import frames_of, number_given, with_states
@@ -198,7 +198,7 @@ def verify_tflite(
     float_model: keras.Model | None = None,
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
-    images_from: inputs.ImagesFrom = inputs.GIVEN,
+    images_from: proof_images.ImagesFrom = proof_images.GIVEN,
     window: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Certificate:
@@ -270,7 +270,7 @@ def verify_tflite(
     if frames is not None:
         image_inputs = [image for image in image_inputs if image.name in frames]
         images = [*frames.values()] if len(image_inputs) > 1 else frames[image_inputs[0].name]
-    images, image_problems = inputs.checked_images(images, image_inputs)
+    images, image_problems = proof_images.checked_images(images, image_inputs)
     problems += image_problems
     names = _output_names(network)
     if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
@@ -289,7 +289,7 @@ def verify_tflite(
     graph = subject.graph
     if frames is not None:
         graph = dataclasses.replace(graph, images=graph.frame_inputs)
-    file_inputs = inputs.taken_by(graph, images)
+    file_inputs = proof_images.taken_by(graph, images)
     if frames is not None:
         file_inputs = with_states(subject.graph, content, file_inputs)
     reference = None if float_model is None else FloatReference(float_model, subject.graph)
@@ -321,7 +321,7 @@ def _output_names(network: Network) -> list[set[str]]:
 
 def _checked_ranges(
     network: Network, graph: Graph, images: Pixels, reference: FloatReference | None
-) -> list[inputs.CheckedRange]:
+) -> list[proof_images.CheckedRange]:
     """Returns the range of each image input of a quantized model, and the evidence for it.
 
     The evidence is what the model remembers, or its own layers that convert pixels; otherwise the
@@ -347,7 +347,7 @@ def _checked_ranges(
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:
                 checked_by = f"{STATISTICS} in the float model"
-        ranges.append(inputs.CheckedRange(name, str(input_range), checked_by, problem))
+        ranges.append(proof_images.CheckedRange(name, str(input_range), checked_by, problem))
     return ranges
 
 

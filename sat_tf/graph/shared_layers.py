@@ -12,7 +12,7 @@ import numpy as np
 
 from sat_tf.arguments import training_argument
 from sat_tf.core.recurrence import Function, Functions, hidden_states, on_codes_of_gates
-from sat_tf.core.tensors import in_float32, namespace
+from sat_tf.core.tensor_ops import in_float32, namespace
 from sat_tf.messages import did_you_mean
 
 # The stand-in for the layer class of either Keras, which is the other base of a class.

@@ -20,7 +20,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import layer_table, operations
 from sat_tf.keras3.own_layers import OfKeras3
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.keras3.values import copy_to_keras3, without_initial_values
+from sat_tf.keras3.variable_values import copy_to_keras3, without_initial_values
 from sat_tf.messages import ModelError, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer

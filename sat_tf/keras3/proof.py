@@ -26,7 +26,7 @@ from sat_tf.arguments import training_argument
 from sat_tf.keras3.call_graph import LOWER_PRECISIONS, GraphCall
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.translator import Translated, to_tf_keras
-from sat_tf.keras3.values import keep_codes
+from sat_tf.keras3.variable_values import keep_codes
 from sat_tf.messages import ModelError, kind_of, reason_of, warn
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer

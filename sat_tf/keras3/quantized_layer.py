@@ -15,8 +15,8 @@ from sat_tf.graph import shared_layers
 from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
+from sat_tf.quantizers.quantizer_table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.quantizing_layer import QuantizingLayer, make_weights
-from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import BEHIND, INSTEAD, PLACES
 from sat_tf.version import marked, unmarked
 

@@ -12,7 +12,7 @@ from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
 from sat_tf.graph.layers.unquantized import OF_KERAS3_ALONE
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
-from sat_tf.keras3 import layer_table, operations, values
+from sat_tf.keras3 import layer_table, operations, variable_values
 from sat_tf.keras3.call_graph import GraphCall, Keras3Graph, functional_of
 from sat_tf.keras3.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
 from sat_tf.keras3.quantized_layer import MARKS
@@ -75,14 +75,14 @@ class Translator:
         translated = self._model(model)
         for path, layer, twin in translated.layers():
             try:
-                values.copy_to_twin(layer, twin)
+                variable_values.copy_to_twin(layer, twin)
             except ValueError as error:
                 self._problems.append(f"{path}: {error}.")
         self._raise_problems(model)
         for translation in translated.models():
             translation.model.trainable = translation.graph.model.trainable
         for _, layer, twin in translated.layers():
-            values.copy_trainable(layer, twin)
+            variable_values.copy_trainable(layer, twin)
         return translated
 
     def _raise_problems(self, model: Any) -> None:
@@ -274,7 +274,7 @@ class Translator:
         args, kwargs = call.filled_in(tensors, to_tf_keras)
         is_layer = isinstance(call.operation, keras3.layers.Layer)
         try:
-            with values.without_initial_values(function):
+            with variable_values.without_initial_values(function):
                 outputs = function(*args, **kwargs)
         except Exception as error:
             reason = reason_of(error)
@@ -310,7 +310,7 @@ def _check_weights(layer: Any) -> None:
     problems = [
         f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN or infinite, "
         "expected finite ones; load or train the model again"
-        for name, array in zip(*values.weights_of_keras3(layer), strict=True)
+        for name, array in zip(*variable_values.weights_of_keras3(layer), strict=True)
         if (bad := int(np.count_nonzero(~np.isfinite(array.astype(np.float64)))))
     ]
     if problems:

@@ -33,7 +33,7 @@ from sat_tf.keras3.placed import Original, placed, settings_text
 from sat_tf.keras3.proof import prove
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.keras3.translator import Translated
-from sat_tf.keras3.values import copy_to_keras3, copy_to_twin, copy_trainable, keep_codes
+from sat_tf.keras3.variable_values import copy_to_keras3, copy_to_twin, copy_trainable, keep_codes
 from sat_tf.messages import ModelError, warn
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer, quantized_model

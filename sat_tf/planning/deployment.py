@@ -12,7 +12,7 @@ import tensorflow as tf
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.targets.table import TARGETS, CpuFallback
+from sat_tf.exact.targets.operator_constraints import TARGETS, CpuFallback
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content
 from sat_tf.export.lowering.float_layer import float_layers, float_operators, spliced_bytes

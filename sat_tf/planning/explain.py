@@ -9,8 +9,8 @@ import tf_keras as keras
 
 from sat_tf.arguments import is_integer
 from sat_tf.either_keras import for_keras3
+from sat_tf.exact.targets.operator_constraints import TARGETS, CpuFallback
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
-from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import sized
@@ -30,7 +30,7 @@ from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
-from sat_tf.quantizers.table import line_of
+from sat_tf.quantizers.quantizer_table import line_of
 
 _WEIGHTS_OF_TABLES = WeightPlan(
     bits=8,

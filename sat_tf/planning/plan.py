@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
+from sat_tf.exact.targets.operator_constraints import TARGETS, CpuFallback, Target
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.messages.tables import Cell, Column, Marked, RowTable, Table
 from sat_tf.qat.policy import BitPolicy

@@ -19,8 +19,8 @@ from sat_tf.messages import ModelError, ProblemsError
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
 from sat_tf.qat.policy_fields import warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
+from sat_tf.quantizers.quantizer_table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.quantizing_layer import make_weights
-from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD, WITHIN
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")

@@ -23,7 +23,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.roles import FLOATS, INTEGERS, Demands, Roles, find_demands, find_roles
 from sat_tf.qat.value_ranges import Spreads
-from sat_tf.quantizers import protocol, table
+from sat_tf.quantizers import protocol, quantizer_table
 
 # A layer becomes part of the operator of its only reader, if that has one of these roles.
 _FOLDS_INTO = {
@@ -148,12 +148,12 @@ def place(
     for name, grid in grids.items():  # producers first, whose quantizers an observer asks for
         node = network[name]
         if name in of_states:
-            outputs[name] = table.make_range_observer(rounds=True, is_fixed=True)
+            outputs[name] = quantizer_table.make_range_observer(rounds=True, is_fixed=True)
         elif grid.bits is None:
             outputs[name] = _observer(roles, demands, node, outputs)
         elif name in demands.around and node.inputs[0] in roles.pixels:
             lowest, highest = roles.pixels[node.inputs[0]]
-            outputs[name] = table.make_pixel_quantizer(lowest=lowest, highest=highest)
+            outputs[name] = quantizer_table.make_pixel_quantizer(lowest=lowest, highest=highest)
         else:
             starts[name] = _start(roles, demands, spreads, node, grid.bits, problems)
             outputs[name] = starts[name].quantizer
@@ -229,7 +229,7 @@ def _weights(roles: Roles, name: str, *, rescales: bool) -> protocol.WeightQuant
         keeps_function=policy.latent_start == "keep_function",
         options=policy.weight_options,
     )
-    return table.make_weight_quantizer(known_weights(vars(policy)), request)
+    return quantizer_table.make_weight_quantizer(known_weights(vars(policy)), request)
 
 
 def _grids(
@@ -350,7 +350,7 @@ def _observer(
     trained = smooth or bool(kinds & FLOATS)
     rounds = (trained or bool(kinds & INTEGERS)) and _makes_codes(roles, node, outputs)
     bits = WIDE_BITS if _is_of_wide(roles, node, outputs) else 8
-    return table.make_range_observer(
+    return quantizer_table.make_range_observer(
         rounds=rounds, trains_float=rounds and not trained, num_bits=bits
     )
 
@@ -427,7 +427,7 @@ def _start(
         rate=policy.clipping_level_rate,
         options=policy.activation_options,
     )
-    quantizer = table.make_activation_quantizer(policy.activation_quantizer, request)
+    quantizer = quantizer_table.make_activation_quantizer(policy.activation_quantizer, request)
     if bits < quantizer.fewest_bits and negative:
         text = (
             f"received activation_bits={bits} for a tensor that can be negative, expected at least "
@@ -539,7 +539,7 @@ def _of_inputs(
         readers = frozenset(node.name for node in roles.whole.consumers(tensor))
         quantizer: protocol.Quantizer
         if input_type == INPUT_TYPES[0]:
-            call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
+            call, quantizer = "image", quantizer_table.make_image_quantizer(policy.range_of(name))
         else:
             is_fixed, output = name in fed_by or name in of_states, fed_by.get(name, "")
             is_wide = any(
@@ -548,7 +548,7 @@ def _of_inputs(
                 for reader in readers
             )
             is_wide &= input_type == "float32" and not is_fixed
-            quantizer = table.make_input_quantizer(
+            quantizer = quantizer_table.make_input_quantizer(
                 input_type=input_type,
                 fed_by=output,
                 is_fixed=is_fixed,

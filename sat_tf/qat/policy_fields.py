@@ -10,7 +10,7 @@ from sat_tf.core.grid import AUTOMATIC, GRIDS, WIDE_BITS, is_bits
 from sat_tf.exact.tflite.input_range import plain_range, range_problem, type_problem
 from sat_tf.messages import warn
 from sat_tf.messages.validation import plain
-from sat_tf.quantizers import table
+from sat_tf.quantizers import quantizer_table
 from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS, WeightRequest
 
 # The range of an input where nobody gives one. It is known by its identity, so that `requantize`
@@ -233,11 +233,11 @@ def pair_problems(values: Mapping[str, Any]) -> list[str]:
 def _codes_problem(values: Mapping[str, Any], bits: int, grid: Any) -> str | None:
     """Why int8 does not hold the codes of the quantizer that is named; None where it does."""
     name, options = values.get("weight_quantizer"), values.get("weight_options", {})
-    if name is None or table.quantizer_problems("weight", name, values):
+    if name is None or quantizer_table.quantizer_problems("weight", name, values):
         return None
     request = WeightRequest(num_bits=bits, grid=grid, options=options)
     try:
-        quantizer = table.make_weight_quantizer(name, request)
+        quantizer = quantizer_table.make_weight_quantizer(name, request)
     except ValueError as error:
         return str(error)
     if quantizer.fits_int8:
@@ -286,7 +286,7 @@ def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
         name, options = values.get(f"{prefix}_quantizer"), values.get(f"{prefix}_options", {})
         name = default if name is None else name
         if name != default or options:
-            problems += table.quantizer_problems(prefix, name, values)
+            problems += quantizer_table.quantizer_problems(prefix, name, values)
     return problems
 
 

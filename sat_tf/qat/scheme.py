@@ -15,7 +15,7 @@ from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer, warn_of_lost_zeros
-from sat_tf.quantizers.table import QUANTIZERS
+from sat_tf.quantizers.quantizer_table import QUANTIZERS
 
 
 class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):

@@ -8,7 +8,7 @@ import numpy as np
 
 from sat_tf.core import dorefa
 from sat_tf.core.grid import axes_within, range_shape
-from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.core.tensor_ops import Tensor, namespace
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WithSurrogate, bits_of
 from sat_tf.quantizers.scaled import WeightsOnGrid
 from sat_tf.quantizers.values import GAIN, IntegerWeights, Variables, known_sizes

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, Bits, axes_within, grid_units
-from sat_tf.core.tensors import (
+from sat_tf.core.tensor_ops import (
     Namespace,
     Tensor,
     computed_in_float32,

@@ -11,7 +11,7 @@ from sat_tf.core import grid, lsq
 from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, scale_and_zero
 from sat_tf.core.lsq import lsq_code_ends
-from sat_tf.core.tensors import Tensor, in_float32, namespace
+from sat_tf.core.tensor_ops import Tensor, in_float32, namespace
 from sat_tf.quantizers import protocol
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
 from sat_tf.quantizers.scaled import ScaledWithSurrogate

@@ -11,7 +11,7 @@ import numpy as np
 
 from sat_tf.core import grid
 from sat_tf.core.asymmetric import quantize_observed
-from sat_tf.core.tensors import Tensor, in_float32, namespace
+from sat_tf.core.tensor_ops import Tensor, in_float32, namespace
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange
 from sat_tf.messages import warn
 from sat_tf.quantizers.protocol import PixelQuantizer, Quantizer, VariableSpec

@@ -9,7 +9,7 @@ import numpy as np
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid import ends_of_skew, scale_and_zero
-from sat_tf.core.tensors import Namespace, Tensor, namespace
+from sat_tf.core.tensor_ops import Namespace, Tensor, namespace
 from sat_tf.quantizers.best_levels import (
     best_clipping_level,
     best_offset_level,

@@ -3,7 +3,7 @@
 A **weight quantizer** makes effective weights of latent ones, and says which integer codes they
 are: effective = codes · scale, one scale for each output channel, which is what a file holds. An
 **activation quantizer** makes a quantized tensor of a float one, and says its bits, its scale and
-its ends. Others ask them for these and know no class: `sat_tf.quantizers.table` names those.
+its ends. Others ask them for these and know no class: `quantizer_table` names the classes.
 
 A quantizer holds no variables. It declares them, and the layer around it makes them. Nothing here
 needs TensorFlow.
@@ -19,7 +19,7 @@ from sat_tf.arguments import is_number
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, WIDE_BITS, is_bits
-from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.core.tensor_ops import Tensor, namespace
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.seen_values import SeenValues

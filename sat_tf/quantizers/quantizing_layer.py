@@ -15,13 +15,13 @@ from sat_tf.arguments import training_argument
 from sat_tf.core import wide_functions
 from sat_tf.core.grid import WIDE_BITS, off_halves, on_int8_codes
 from sat_tf.core.recurrence import Functions
-from sat_tf.core.tensors import in_float32, namespace
+from sat_tf.core.tensor_ops import in_float32, namespace
 from sat_tf.exact.kernels import functions, gates, wide
-from sat_tf.quantizers import table, values
+from sat_tf.quantizers import quantizer_table, values
 from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
 
 # The observer of the cell states of a recurrent layer, whose variables have names that begin so.
-_CELL, _OBSERVER = "cell_", table.make_range_observer()
+_CELL, _OBSERVER = "cell_", quantizer_table.make_range_observer()
 
 # Stands for the wrapper of either Keras, which is the other base of a class.
 _Wrapper: Any = object

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sat_tf.core import dorefa, grid
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, check_bits, find_grid, range_shape
-from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.core.tensor_ops import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers import protocol
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.values import GAIN, IntegerWeights, Variables, known_sizes

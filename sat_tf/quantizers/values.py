@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.core.grid import LARGEST_INT8
-from sat_tf.core.tensors import Tensor
+from sat_tf.core.tensor_ops import Tensor
 
 # The variables of a quantizer by name.
 Variables = Mapping[str, Any]

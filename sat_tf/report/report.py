@@ -11,7 +11,7 @@ import tf_keras as keras
 from sat_tf import output_folder
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.proof_images import ImagesFrom
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.exact.tflite.metadata import lines_of
@@ -23,7 +23,7 @@ from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.finetune import FineTuned
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, EpochValue, epochs_table, learning_curves
-from sat_tf.report.layers import LayerRow
+from sat_tf.report.layer_table import LayerRow
 from sat_tf.report.results import ModelAccuracy, Results
 
 _Kind = TypeVar("_Kind")

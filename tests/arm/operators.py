@@ -9,12 +9,12 @@ import numpy as np
 
 from sat_tf.exact.certificate.proof import Subject
 from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.operations.conversions import Dequantize, ShiftImage
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear
-from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
 from sat_tf.exact.operations.tabled import (
     Computed,
     Reshape,

@@ -7,11 +7,11 @@ from sat_tf.exact.certificate.proof import read_subject
 from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.exact.kernels.kernel_sets import ARM, X86
 from sat_tf.exact.litert.runtime import Runtime, loaded
+from sat_tf.exact.operations.conversions import Dequantize
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import Mean
-from sat_tf.exact.operations.quantize import Dequantize
 from sat_tf.exact.operations.tabled import moved
 from sat_tf.exact.tflite.tensors import Codes
 from sat_tf.export.lowering.scales import make_portable

@@ -12,7 +12,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.certificate.certificate import read_certificate
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from tests.campaign.cases import Case
 from tests.campaign.mutation import HOSTILE_TEXTS, archive, damaged, hostile, hostile_archive
 from tests.campaign.originals import original, tflite_files

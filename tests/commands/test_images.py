@@ -10,7 +10,7 @@ from PIL import Image
 
 import sat_tf
 from sat_tf.commands.images import ImageOptions
-from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.certificate.proof_images import random_images
 from sat_tf.exact.tflite.input_range import NAMED
 from sat_tf.exact.tflite.metadata import Metadata
 from sat_tf.messages import RunError

@@ -17,7 +17,7 @@ import sat_tf
 import sat_tf.qat.reconstruction.fit
 from sat_tf.commands.quantize import accuracy, next_step
 from sat_tf.exact.certificate.certificate import read_certificate
-from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.output_comparison import OutputCount
 from sat_tf.exact.certificate.rules import FLOAT
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.input_range import NAMED

@@ -12,7 +12,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from sat_tf.core.tensors import namespace
+from sat_tf.core.tensor_ops import namespace
 from tests.keras3.processes import block_tensorflow
 
 BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")

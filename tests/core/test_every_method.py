@@ -21,7 +21,7 @@ from sat_tf.core.gradients import (
     straight_through,
 )
 from sat_tf.core.grid import AUTOMATIC, GRIDS
-from sat_tf.core.tensors import is_tensor, namespace, sum_as
+from sat_tf.core.tensor_ops import is_tensor, namespace, sum_as
 from sat_tf.quantizers import l1
 from sat_tf.quantizers.methods.kmeans import KMeansQuantizer
 from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer

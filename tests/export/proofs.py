@@ -10,7 +10,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.comparison import Reference, RuntimeCounter
-from sat_tf.exact.certificate.outputs import outputs_in
+from sat_tf.exact.certificate.output_comparison import outputs_in
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.litert.processes import loaded
 from sat_tf.exact.litert.runtime import Runtime

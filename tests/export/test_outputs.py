@@ -12,9 +12,9 @@ from ai_edge_litert.interpreter import Interpreter
 import sat_tf
 from sat_tf.exact.evaluate import evaluate_simulator, evaluate_tflite
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
+from sat_tf.exact.operations.conversions import ShiftImage, ShiftOutput
 from sat_tf.exact.operations.graph import Graph, outputs_of
 from sat_tf.exact.operations.graph_file import serialize
-from sat_tf.exact.operations.quantize import ShiftImage, ShiftOutput
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export import read_device_check, read_graph, simulate, verify_file, write_kit

@@ -9,8 +9,8 @@ import sat_tf
 from sat_tf.exact import evaluate
 from sat_tf.exact.certificate import comparison, proof
 from sat_tf.exact.certificate.certificate import read_certificate
-from sat_tf.exact.certificate.inputs import ImagesFrom, random_images
 from sat_tf.exact.certificate.proof import recheck
+from sat_tf.exact.certificate.proof_images import ImagesFrom, random_images
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.exact.evaluate import file_interface
 from sat_tf.exact.litert.runtime import Runtime

@@ -14,7 +14,7 @@ from keras.src.ops.nn import DepthToSpace
 import sat_tf
 from sat_tf.graph.layers import activations
 from sat_tf.graph.layers.activations import OF_KERAS3, keras3_name
-from sat_tf.keras3 import own_layers, proof, twin, values
+from sat_tf.keras3 import own_layers, proof, twin, variable_values
 from sat_tf.keras3.incoming import convert, read_model
 from sat_tf.keras3.proof import _are_ties, difference
 from sat_tf.training.trained_models import read_classifier
@@ -292,14 +292,14 @@ def test_an_activation_is_that_of_keras_3_and_survives_saving_and_its_name_leads
 def test_names_are_matched_by_as_many_parts_as_tell_them_apart_or_else_by_order():
     sources = ["attention/query/kernel", "attention/key/kernel"]
     targets = ["model/attention/key/kernel:0", "model/attention/query/kernel:0"]
-    assert values.matched(sources, targets) == [1, 0]
+    assert variable_values.matched(sources, targets) == [1, 0]
     others = ["c/depthwise_kernel:0", "c/bias:0"]
-    assert values.matched(["conv/kernel", "conv/bias"], others) == [0, 1]
+    assert variable_values.matched(["conv/kernel", "conv/bias"], others) == [0, 1]
     # So are arrays put in the other order.
     layer = L.Dense(3)
     layer.build((None, 2))
     arrays = [np.ones((3,)), np.ones((2, 3))]
-    values.fill(layer, ["a/bias", "a/kernel"], arrays, ["b/kernel", "b/bias"])
+    variable_values.fill(layer, ["a/bias", "a/kernel"], arrays, ["b/kernel", "b/bias"])
     assert all(np.all(weight == 1.0) for weight in layer.get_weights())
 
 

@@ -12,7 +12,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.commands import main
-from sat_tf.keras3 import twin, values
+from sat_tf.keras3 import twin, variable_values
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from tests.export.proofs import proved
 from tests.keras3 import models
@@ -461,12 +461,12 @@ def test_a_weight_at_a_tie_has_the_code_in_the_file_that_it_has_in_keras_3(own):
     layer.layer.kernel.assign(latent)
     expected = codes_at(high)
     assert np.count_nonzero(codes_at(low) != expected) == 1
-    values.keep_codes(one, layer.effective_kernel())
+    variable_values.keep_codes(one, layer.effective_kernel())
     np.testing.assert_array_equal(codes(), expected)
     np.testing.assert_allclose(kernel.numpy(), latent, rtol=0, atol=4 * last)
     # One that is far from a tie is no matter of rounding.
     far = codes_at(np.float32(-0.9) * np.max(np.abs(latent)))
-    values.keep_codes(one, layer.effective_kernel())
+    variable_values.keep_codes(one, layer.effective_kernel())
     np.testing.assert_array_equal(codes(), far)
 
 

@@ -8,7 +8,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.exact.targets.table import ACTIVATIONS
+from sat_tf.exact.targets.operator_constraints import ACTIVATIONS
 from sat_tf.planning.plan import Export, Fate, Plan
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy

@@ -26,7 +26,7 @@ from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.table import WEIGHT_QUANTIZERS, make_weight_quantizer
+from sat_tf.quantizers.quantizer_table import WEIGHT_QUANTIZERS, make_weight_quantizer
 
 L = keras.layers
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.exact.certificate.inputs import CheckedRange, checked_by_accuracy
+from sat_tf.exact.certificate.proof_images import CheckedRange, checked_by_accuracy
 from sat_tf.exact.certificate.rules import INPUT_RANGES
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange, range_of
 from sat_tf.graph.layers.normalization import Statistics

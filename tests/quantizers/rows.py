@@ -27,7 +27,7 @@ import sat_tf.core
 import sat_tf.quantizers
 from sat_tf.core.grid import AUTOMATIC, GRIDS
 from sat_tf.quantizers.methods.kmeans import cluster_ids
-from sat_tf.quantizers.table import deserialize_quantizer
+from sat_tf.quantizers.quantizer_table import deserialize_quantizer
 from tests.core.execution import MODES, draw, value_and_gradients
 
 SHAPE = (3, 3, 4, 6)

@@ -22,7 +22,7 @@ from sat_tf.quantizers.methods import qil
 from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.pact import OffsetQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationRequest, Predecessor, WeightRequest
-from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quantizer
+from sat_tf.quantizers.quantizer_table import make_activation_quantizer, make_weight_quantizer
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients

@@ -13,13 +13,13 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.table import (
+from sat_tf.quantizers.quantizer_table import (
     ACTIVATION_QUANTIZERS,
     QUANTIZERS,
     WEIGHT_QUANTIZERS,
     make_weight_quantizer,
 )
+from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from tests.keras3.processes import run_on
 
 ROOT = pathlib.Path(__file__).parents[2]

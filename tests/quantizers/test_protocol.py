@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.tensors import namespace
+from sat_tf.core.tensor_ops import namespace
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.qat.configs import make_variables
 from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
@@ -17,8 +17,8 @@ from sat_tf.quantizers.protocol import (
     WeightQuantizer,
     WeightRequest,
 )
+from sat_tf.quantizers.quantizer_table import QUANTIZERS, make_weight_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights
-from sat_tf.quantizers.table import QUANTIZERS, make_weight_quantizer
 from tests.keras3.processes import run_on
 from tests.quantizers.held import SHAPE, started
 from tests.quantizers.rows import computed, every_row, others, rows

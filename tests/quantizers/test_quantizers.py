@@ -36,7 +36,7 @@ from sat_tf.quantizers.pact import (
     UnitQuantizer,
 )
 from sat_tf.quantizers.protocol import ActivationRequest
-from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.quantizer_table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 from tests import reference
 from tests.conftest import mirrored

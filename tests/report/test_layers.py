@@ -5,8 +5,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.report import layers as report_layers
-from sat_tf.report.layers import ActivationProbe, clipping_levels, layer_rows
+from sat_tf.report import layer_table as report_layers
+from sat_tf.report.layer_table import ActivationProbe, clipping_levels, layer_rows
 from tests import reference
 from tests.training.small import small_float_model, small_images, small_quantized_model
 

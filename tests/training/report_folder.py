@@ -5,11 +5,11 @@ import math
 
 from sat_tf import output_folder
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.inputs import ImagesFrom
-from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.output_comparison import OutputCount
+from sat_tf.exact.certificate.proof_images import ImagesFrom
 from sat_tf.exact.certificate.record import RuntimeCount, TensorCount
 from sat_tf.messages.tables import write_table
-from sat_tf.report.layers import LayerRow
+from sat_tf.report.layer_table import LayerRow
 from sat_tf.report.report import write_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder

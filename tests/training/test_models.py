@@ -16,7 +16,7 @@ from sat_tf.quantizers.observers import ImageQuantizer
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from sat_tf.training import models
 from sat_tf.training.models import resnet
-from sat_tf.training.models.blocks import make_divisible
+from sat_tf.training.models.common_layers import make_divisible
 from tests.training.small_networks import build_small, count_multiply_adds, layers_of, small_model
 
 # -- all families ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pydantic
 from markupsafe import Markup
 
 from sat_tf.exact.certificate import rules
-from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.output_comparison import OutputCount
 from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet

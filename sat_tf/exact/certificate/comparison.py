@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sat_tf.exact.certificate import outputs as per_output
-from sat_tf.exact.certificate.outputs import Output, OutputCount
+from sat_tf.exact.certificate import output_comparison as per_output
+from sat_tf.exact.certificate.output_comparison import Output, OutputCount
 from sat_tf.exact.certificate.record import RuntimeCount, TensorCodes, TensorCount, TrainedCount
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.kernels.kernel_sets import KernelSet

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.certificate import comparison, inputs
+from sat_tf.exact.certificate import comparison, proof_images
 from sat_tf.exact.certificate import runtimes as known_runtimes
 from sat_tf.exact.certificate.certificate import Certificate, check_certificate_path, write_both
 from sat_tf.exact.certificate.comparison import FloatModel, RuntimeCounter
-from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, images_hash
-from sat_tf.exact.certificate.outputs import Output, labels_of, only, outputs_in
+from sat_tf.exact.certificate.output_comparison import Output, labels_of, only, outputs_in
+from sat_tf.exact.certificate.proof_images import GIVEN, ImagesFrom, checked_images, images_hash
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind
-from sat_tf.exact.certificate.sequence import Window, compared_sequence, with_states
+from sat_tf.exact.certificate.sequence import WindowFile, compared_sequence, with_states
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE
@@ -61,9 +61,9 @@ class Subject:
         return hashlib.sha256(self.content).hexdigest()
 
     @property
-    def as_window(self) -> Window:
+    def as_window(self) -> WindowFile:
         """The file as one of whole windows."""
-        return Window(self.graph, self.content, self.path.name, self.sha256)
+        return WindowFile(self.graph, self.content, self.path.name, self.sha256)
 
 
 def read_subject(path: pathlib.Path) -> Subject:
@@ -136,7 +136,7 @@ def prove(
     has_biases_of_file: Callable[[], bool] = lambda: False,
     float_model: FloatModel | None = None,
     certificate_path: str | os.PathLike[str] | None = None,
-    input_ranges: Sequence[inputs.CheckedRange] = (),
+    input_ranges: Sequence[proof_images.CheckedRange] = (),
     window: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Certificate:
@@ -234,7 +234,9 @@ def prove(
         machine=machine,
         portability=known_runtimes.portability_of(graph),
         target=subject.target,
-        input_ranges=inputs.checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
+        input_ranges=proof_images.checked_by_accuracy(
+            input_ranges, labels, right["tflite"].values()
+        ),
     )
     if graph.states:
         in_keras = None if trained is None else lambda inputs: trained.run(inputs)[1]
@@ -351,7 +353,7 @@ def recheck(
                 f"was made with ({recorded.images_from.description}); name them."
             )
         image = subject.graph.frame_inputs[0]
-        images = image.drawn(inputs.random_images(image.shape, recorded.num_images, seed))
+        images = image.drawn(proof_images.random_images(image.shape, recorded.num_images, seed))
     images, _ = checked_inputs("recheck", subject, images, None)
     advice = "certify this one with sat-tf verify"
     problems = mismatches_with_record(subject, images, recorded, "certificate", advice)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import numpy as np
 import pydantic
 
-from sat_tf.exact.certificate.inputs import CheckedRange, ImagesFrom
-from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.output_comparison import OutputCount
+from sat_tf.exact.certificate.proof_images import CheckedRange, ImagesFrom
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, are_portable
 from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.litert.runtime import Delegation

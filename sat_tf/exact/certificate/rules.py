@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from sat_tf.exact.certificate import record
-from sat_tf.exact.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
+from sat_tf.exact.certificate.output_comparison import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.exact.certificate.record import FEW_CODES, FEW_POINTS, FEWEST_IMAGES, CertificateRecord
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, are_portable, runtime_title
 from sat_tf.exact.targets.processors import saved_processor

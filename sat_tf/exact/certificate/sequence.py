@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sat_tf.exact.certificate.outputs import Output, separated
+from sat_tf.exact.certificate.output_comparison import Output, separated
 from sat_tf.exact.certificate.record import SequenceCount, SequenceRun, TensorCount, WindowCount
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime, loaded
 from sat_tf.exact.operations.graph import Graph, by_name, simulate
@@ -21,7 +21,7 @@ from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, quantized,
 Runner = Callable[[Pixels], Mapping[str, np.ndarray]]
 
 
-class Window(NamedTuple):
+class WindowFile(NamedTuple):
     """A file of whole windows."""
 
     graph: Graph
@@ -105,7 +105,7 @@ def compared_sequence(
     runtimes: Sequence[str],
     keras: Callable[[Pixels], np.ndarray] | None,
     outputs: Sequence[Output],
-    window: Window | None = None,
+    window: WindowFile | None = None,
 ) -> SequenceRun:
     """Runs the rows of the images as the frames of a sequence, and counts the codes that differ.
 
@@ -152,7 +152,7 @@ def _codes_of_outputs(graph: Graph) -> dict[str, str]:
 
 
 def _in_windows(
-    graph: Graph, frames: Pixels, expected: Sequence[Mapping[str, np.ndarray]], window: Window
+    graph: Graph, frames: Pixels, expected: Sequence[Mapping[str, np.ndarray]], window: WindowFile
 ) -> WindowCount:
     """Counts the codes by which a file of whole windows differs from its frames, one by one.
 

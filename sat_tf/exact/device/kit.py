@@ -17,7 +17,7 @@ import pydantic
 
 from sat_tf.exact.certificate import proof
 from sat_tf.exact.certificate.certificate import as_record, read_json
-from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, images_hash, random_images
+from sat_tf.exact.certificate.proof_images import GIVEN, ImagesFrom, images_hash, random_images
 from sat_tf.exact.device import check
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.runtime import Runtime, expanded

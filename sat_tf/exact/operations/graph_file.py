@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sat_tf.exact.operations import quantize
+from sat_tf.exact.operations import conversions
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import Lookup, RowLookup, Softmax
@@ -117,8 +117,8 @@ def layer_of(operator: StoredOperator, progress: ReadingProgress) -> str | None:
 OPERATIONS: list[type[Operation]] = [
     *(Linear, RowLookup, Lookup, Pair, Mean, MaxPool, AveragePool, ResizeBilinear),
     *(Moved, Reshape, Computed),
-    *(quantize.ShiftImage, quantize.Quantize, quantize.ShiftOutput),
-    *(quantize.Requantize, quantize.Dequantize),
+    *(conversions.ShiftImage, conversions.Quantize, conversions.ShiftOutput),
+    *(conversions.Requantize, conversions.Dequantize),
     Softmax,
     Lstm,
     FloatLayerOperator,

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.files import expect_path, read_bytes
 from sat_tf.messages import ProblemsError, did_you_mean, printable

@@ -1,4 +1,4 @@
-"""The processors that files are made for; their operators are in `sat_tf.exact.targets.table`."""
+"""The processors that files are made for; `operator_constraints` has their operators."""
 
 import dataclasses
 from collections.abc import Collection, Mapping

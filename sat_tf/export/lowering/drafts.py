@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point, wide_scale
+from sat_tf.exact.operations.conversions import Dequantize, Quantize, Requantize
 from sat_tf.exact.operations.operation import Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
-from sat_tf.exact.operations.quantize import Dequantize, Quantize, Requantize
 from sat_tf.exact.tflite.tensors import WIDE, Activation, Codes, Tensor, free_name
 
 # The codes of 16 bits for one of 8: a power of two, so that scales are exact.

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from sat_tf.exact.operations.conversions import ShiftOutput
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Softmax, fixed_grid
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.quantize import ShiftOutput
 from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.tflite.input_range import STATE_TYPE
 from sat_tf.exact.tflite.tensors import WIDE, Codes, Tensor, free_name, is_one_state

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from sat_tf.core.grid import int8_codes
 from sat_tf.core.recurrence import cell_bits
+from sat_tf.exact.operations.conversions import ShiftImage
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import RowLookup, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
-from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.exact.tflite.tensors import CODE_TYPES, WIDE, Activation, Codes, Image, Tensor, Window

@@ -22,7 +22,7 @@ from sat_tf.messages.progress_bar import image_bar
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
-from sat_tf.report.layers import ActivationProbe, ActivationUse, clipping_layers
+from sat_tf.report.layer_table import ActivationProbe, ActivationUse, clipping_layers
 from sat_tf.training.audit import kappa
 from sat_tf.training.audit.audited_model import (
     FEW_IMAGES,

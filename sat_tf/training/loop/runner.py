@@ -13,8 +13,8 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf import output_folder
-from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.certificate.proof_images import ImagesFrom
 from sat_tf.exact.evaluate import evaluate_tflite
 from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.export.lowering.pipeline import snap_biases
@@ -36,7 +36,7 @@ from sat_tf.qat.reconstruction.fitted import Fitted, fit
 from sat_tf.qat.wrapper import quantized_layers
 from sat_tf.report import report
 from sat_tf.report.curves import epochs_table, learning_curves
-from sat_tf.report.layers import SAMPLE, layer_rows
+from sat_tf.report.layer_table import SAMPLE, layer_rows
 from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
 from sat_tf.training import distribution, run_folder

@@ -24,7 +24,7 @@ from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.finetune import RESTART, Backup
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.wrapper import ConstantWeights, quantized_layers
-from sat_tf.report.layers import clipping_levels
+from sat_tf.report.layer_table import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.config import Config
 from sat_tf.training.data.batches import fed

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sat_tf.messages.validation import checked
-from sat_tf.training.models import blocks
-from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
+from sat_tf.training.models import common_layers
+from sat_tf.training.models.common_layers import LayerBuilder, keras, make_divisible
 
 # Table 1 of Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
 # Applications", arXiv:1704.04861: channels of the first convolution; channels and stride of blocks.
@@ -27,13 +27,13 @@ _SMALL_STAGES = ((1, 16, 1, 1), (4, 24, 2, 2), (4, 40, 2, 2))
 
 @checked
 def mobilenet_v1(
-    image_size: blocks.ImageSize = 224,
-    num_classes: blocks.NumClasses = 1000,
+    image_size: common_layers.ImageSize = 224,
+    num_classes: common_layers.NumClasses = 1000,
     *,
-    width_multiplier: blocks.Width = 1.0,
-    stem_stride: blocks.Stride = 2,
-    rectifier_max: blocks.NumberOrNone = 6.0,
-    dropout: blocks.Dropout = 0.0,
+    width_multiplier: common_layers.Width = 1.0,
+    stem_stride: common_layers.Stride = 2,
+    rectifier_max: common_layers.NumberOrNone = 6.0,
+    dropout: common_layers.Dropout = 0.0,
     seed: int | None = None,
 ) -> "keras.Model":
     """Builds MobileNet-V1 as a functional Keras model.
@@ -64,7 +64,7 @@ def mobilenet_v1(
 
 
 @checked
-@blocks.options_of(mobilenet_v1)
+@common_layers.options_of(mobilenet_v1)
 def mobilenet_v2(**chosen: Any) -> "keras.Model":
     """Builds MobileNet-V2 as a functional Keras model.
 
@@ -76,15 +76,15 @@ def mobilenet_v2(**chosen: Any) -> "keras.Model":
 
 @checked
 def mobilenet_v2_small(
-    image_size: blocks.ImageSize = 24,
-    num_classes: blocks.NumClasses = 1000,
+    image_size: common_layers.ImageSize = 24,
+    num_classes: common_layers.NumClasses = 1000,
     *,
-    width_multiplier: blocks.Width = 1.0,
-    head: blocks.Head = "gap",
+    width_multiplier: common_layers.Width = 1.0,
+    head: common_layers.Head = "gap",
     rectified_inputs: bool = False,
-    classifier_stddev: blocks.NumberOrNone = None,
-    rectifier_max: blocks.NumberOrNone = 6.0,
-    dropout: blocks.Dropout = 0.0,
+    classifier_stddev: common_layers.NumberOrNone = None,
+    rectifier_max: common_layers.NumberOrNone = 6.0,
+    dropout: common_layers.Dropout = 0.0,
     seed: int | None = None,
 ) -> "keras.Model":
     """Builds a small MobileNet-V2 as a functional Keras model.

@@ -3,8 +3,8 @@
 from typing import Any
 
 from sat_tf.messages.validation import checked
-from sat_tf.training.models import blocks
-from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
+from sat_tf.training.models import common_layers
+from sat_tf.training.models.common_layers import LayerBuilder, keras, make_divisible
 
 STEM_CHANNELS = 64
 # Outputs of a bottleneck for one channel of its 3x3 convolution.
@@ -16,16 +16,16 @@ RESNET50_BLOCKS = (3, 4, 6, 3)
 
 @checked
 def resnet18(
-    image_size: blocks.ImageSize = 224,
-    num_classes: blocks.NumClasses = 1000,
+    image_size: common_layers.ImageSize = 224,
+    num_classes: common_layers.NumClasses = 1000,
     *,
-    width_multiplier: blocks.Width = 1.0,
-    stage_blocks: blocks.StageBlocks = RESNET18_BLOCKS,
-    stem_kernel_size: blocks.KernelSize = 7,
-    stem_stride: blocks.Stride = 2,
+    width_multiplier: common_layers.Width = 1.0,
+    stage_blocks: common_layers.StageBlocks = RESNET18_BLOCKS,
+    stem_kernel_size: common_layers.KernelSize = 7,
+    stem_stride: common_layers.Stride = 2,
     stem_pool: bool = True,
-    rectifier_max: blocks.NumberOrNone = None,
-    dropout: blocks.Dropout = 0.0,
+    rectifier_max: common_layers.NumberOrNone = None,
+    dropout: common_layers.Dropout = 0.0,
     seed: int | None = None,
 ) -> "keras.Model":
     """Builds ResNet-18 as a functional Keras model: two 3x3 convolutions a block.
@@ -48,7 +48,7 @@ def resnet18(
 
 
 @checked
-@blocks.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
+@common_layers.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
 def resnet50(**chosen: Any) -> "keras.Model":
     """Builds ResNet-50 as a functional Keras model: bottlenecks of 1x1, 3x3 and 1x1 convolutions.
 
@@ -63,7 +63,7 @@ def resnet50(**chosen: Any) -> "keras.Model":
 
 
 @checked
-@blocks.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
+@common_layers.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
 def preresnet50(**chosen: Any) -> "keras.Model":
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 

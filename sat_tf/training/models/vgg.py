@@ -3,8 +3,8 @@
 from typing import Any
 
 from sat_tf.messages.validation import checked
-from sat_tf.training.models import blocks
-from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
+from sat_tf.training.models import common_layers
+from sat_tf.training.models.common_layers import LayerBuilder, keras, make_divisible
 
 # Channels and number of the convolutions of each stage: column D of table 1 of Simonyan and
 # Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", arXiv:1409.1556.
@@ -13,13 +13,13 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 @checked
 def vgg16(
-    image_size: blocks.ImageSize = 224,
-    num_classes: blocks.NumClasses = 1000,
+    image_size: common_layers.ImageSize = 224,
+    num_classes: common_layers.NumClasses = 1000,
     *,
-    width_multiplier: blocks.Width = 1.0,
-    hidden_units: blocks.HiddenUnits = 4096,
-    rectifier_max: blocks.NumberOrNone = None,
-    dropout: blocks.Dropout = 0.0,
+    width_multiplier: common_layers.Width = 1.0,
+    hidden_units: common_layers.HiddenUnits = 4096,
+    rectifier_max: common_layers.NumberOrNone = None,
+    dropout: common_layers.Dropout = 0.0,
     seed: int | None = None,
 ) -> "keras.Model":
     """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
@@ -38,7 +38,7 @@ def vgg16(
 
 
 @checked
-@blocks.options_of(vgg16)
+@common_layers.options_of(vgg16)
 def vgg16_bn(**chosen: Any) -> "keras.Model":
     """Builds VGG-16 with batch normalization after every convolution, whose biases stay.
 

@@ -10,12 +10,12 @@ import tf_keras as keras
 from markupsafe import escape
 
 import sat_tf
-from sat_tf.exact.certificate import inputs, rules, runtimes
+from sat_tf.exact.certificate import proof_images, rules, runtimes
 from sat_tf.exact.certificate.certificate import Certificate, certificate_page, read_certificate
 from sat_tf.exact.certificate.comparison import CodesRecorder
-from sat_tf.exact.certificate.inputs import GIVEN
-from sat_tf.exact.certificate.outputs import FEWEST_VALUES, MOST_ERROR, compared_channels
+from sat_tf.exact.certificate.output_comparison import FEWEST_VALUES, MOST_ERROR, compared_channels
 from sat_tf.exact.certificate.proof import prove, read_subject, verify_file
+from sat_tf.exact.certificate.proof_images import GIVEN
 from sat_tf.exact.certificate.record import FEWEST_IMAGES
 from sat_tf.exact.certificate.rules import portability_in_words, sentence
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, portability_of
@@ -129,22 +129,22 @@ def test_codes_are_counted_and_hashed_over_all_images(graph, small_images):
 
 
 def test_random_images_and_their_hash_are_the_same_every_time():
-    images = inputs.random_images((4, 4, 3), 3, 0)
+    images = proof_images.random_images((4, 4, 3), 3, 0)
     assert (images.shape, images.dtype) == ((3, 4, 4, 3), np.uint8)
     # RandomState promises its stream, so that certificates hold for years.
     assert images.reshape(-1)[:4].tolist() == [172, 47, 117, 192]
-    assert np.array_equal(inputs.random_images((4, 4, 3), 2, 0), images[:2])
+    assert np.array_equal(proof_images.random_images((4, 4, 3), 2, 0), images[:2])
     # An input may be one number.
-    numbers, rows = (inputs.random_images(shape, 2, 0) for shape in ((), (1,)))
+    numbers, rows = (proof_images.random_images(shape, 2, 0) for shape in ((), (1,)))
     assert numbers.tolist() == rows[:, 0].tolist()
     # A hash is of pixels, and not of their layout.
     turned = np.asfortranarray(images)
-    assert inputs.images_hash(turned) == inputs.images_hash(images)
-    assert inputs.images_hash(images[::-1]) != inputs.images_hash(images)
+    assert proof_images.images_hash(turned) == proof_images.images_hash(images)
+    assert proof_images.images_hash(images[::-1]) != proof_images.images_hash(images)
 
 
 def test_batches_are_the_images_in_order(graph):
-    images = inputs.random_images((8, 9, 3), 600, 0)
+    images = proof_images.random_images((8, 9, 3), 600, 0)
     found = batches(images, graph)
     assert len(found) > 1
     assert np.array_equal(np.concatenate(found), images)

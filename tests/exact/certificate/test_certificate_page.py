@@ -6,9 +6,9 @@ import pytest
 
 import sat_tf
 from sat_tf.exact.certificate.certificate import certificate_page
-from sat_tf.exact.certificate.inputs import ImagesFrom
-from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.output_comparison import OutputCount
 from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.certificate.proof_images import ImagesFrom
 from sat_tf.exact.certificate.rules import PORTABILITY, UNEXPLAINED, rule_table
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS
 

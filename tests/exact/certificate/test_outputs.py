@@ -10,9 +10,14 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.verification_table import print_certificate
-from sat_tf.exact.certificate import outputs as certified
+from sat_tf.exact.certificate import output_comparison as certified
 from sat_tf.exact.certificate.certificate import read_certificate
-from sat_tf.exact.certificate.outputs import Output, compared, labels_of, largest_difference
+from sat_tf.exact.certificate.output_comparison import (
+    Output,
+    compared,
+    labels_of,
+    largest_difference,
+)
 from sat_tf.exact.certificate.record import FEW_POINTS
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.tflite.contents import Contents, StoredOperator, StoredTensor

@@ -14,8 +14,8 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.exact.certificate.inputs import ImagesFrom, images_hash, random_images
 from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.certificate.proof_images import ImagesFrom, images_hash, random_images
 from sat_tf.exact.device import check
 from sat_tf.exact.device.kit import (
     is_device_certificate,

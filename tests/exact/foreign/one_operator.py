@@ -9,9 +9,9 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.exact.kernels.kernel_sets import builtin_of_this_machine
 from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.conversions import ShiftImage
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import read_foreign
-from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite import writer
 from sat_tf.exact.tflite.tensors import Image, Tensor
 from tests.export.proofs import KERNELS

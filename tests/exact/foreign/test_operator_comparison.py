@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.operations.quantize import Requantize
+from sat_tf.exact.operations.conversions import Requantize
 from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.operator_comparison import read_any_file
 from sat_tf.export import compare_operators

@@ -23,12 +23,12 @@ from sat_tf.exact.kernels.kernel_sets import (
     LinearWork,
 )
 from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.conversions import Dequantize
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.pools import Mean, ResizeBilinear
-from sat_tf.exact.operations.quantize import Dequantize
 from sat_tf.exact.operations.tabled import table_of
 from sat_tf.exact.tflite.tensors import Codes
 from tests.exact.foreign.one_operator import Grid as Stored

@@ -24,9 +24,9 @@ from sat_tf.exact.kernels.kernel_sets import (
     KernelSet,
 )
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
+from sat_tf.exact.operations.conversions import Dequantize, ShiftImage
 from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign, read_graph, serialize
 from sat_tf.exact.operations.operation import Basis
-from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
 from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.exact.tflite.writer import Writer

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from sat_tf.exact.operations import arithmetic, native
+from sat_tf.exact.operations.conversions import ShiftImage
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import OPERATIONS, read_graph, serialize
 from sat_tf.exact.operations.native import FIXED_GRIDS
-from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.recurrence import Lstm
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from tests.exact.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of

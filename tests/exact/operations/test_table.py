@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.certificate.comparison import RuntimeCounter
 from sat_tf.exact.litert.runtime import RUNTIMES
-from sat_tf.exact.operations import graph_file, quantize, windows
+from sat_tf.exact.operations import conversions, graph_file, windows
 from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.graph_file import FloatLayerOperator, read_graph, serialize
 from sat_tf.exact.operations.linear import Linear, weight_counts
@@ -83,7 +83,7 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (joined(("x", "x"), "y", 2), (4, 4, 8)),
     *((moved(name, "x", "y", SHAPE, *arguments), shape) for name, arguments, shape in MOVED),
     (Reshape(_X, "y"), (16, 4)),
-    (quantize.Requantize(_X, "y"), SHAPE),
+    (conversions.Requantize(_X, "y"), SHAPE),
     (Lookup(_X, "y", np.arange(127, -129, -1).astype(np.int8)), SHAPE),
     (sloped("x", "y", np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
 ]
@@ -104,7 +104,7 @@ def graph_of(
     operation: Operation, shape: tuple[int, ...], codes: Codes = CODES, read: Codes = CODES
 ) -> Graph:
     """Pixels, an operation of their codes, and its result in float."""
-    end = quantize.Dequantize(_Y, "out"), shape, None
+    end = conversions.Dequantize(_Y, "out"), shape, None
     return chained(SHAPE, read, (operation, shape, codes), end)
 
 
@@ -116,10 +116,10 @@ def _of_native(native: Computed) -> Graph:
 
 def float_graph_of(operation: Operation) -> Graph:
     """Pixels, their real values, an operation of these, and its codes."""
-    reals = (quantize.Dequantize(_X, "real"), SHAPE, None), (operation, SHAPE, None)
+    reals = (conversions.Dequantize(_X, "real"), SHAPE, None), (operation, SHAPE, None)
     ends = (
-        (quantize.Quantize(("z",), "y"), SHAPE, CODES),
-        (quantize.Dequantize(_Y, "out"), SHAPE, None),
+        (conversions.Quantize(("z",), "y"), SHAPE, CODES),
+        (conversions.Dequantize(_Y, "out"), SHAPE, None),
     )
     return chained(SHAPE, CODES, *reals, *ends)
 
@@ -128,10 +128,10 @@ def graph_of_rows() -> Graph:
     """Pixels, ids from 0 to 3.98 of which the fraction is cut off, and rows of a table."""
     table = np.int8([[-127, 3], [0, 127], [5, -6], [64, 1]])
     steps = (
-        (quantize.Dequantize(_X, "real"), SHAPE, None),
+        (conversions.Dequantize(_X, "real"), SHAPE, None),
         (Pair(("real",), "numbers", Pointwise.SUM, Constant(np.float32([2.0]))), SHAPE, None),
         (RowLookup(("numbers",), "y", table, "float32"), (*SHAPE, 2), CODES),
-        (quantize.Dequantize(_Y, "out"), (*SHAPE, 2), None),
+        (conversions.Dequantize(_Y, "out"), (*SHAPE, 2), None),
     )
     return chained(SHAPE, CODES, *steps)
 
@@ -145,10 +145,10 @@ GRAPHS = [
         CODES,
         (Reshape(_X, "steps"), (16, 4), CODES),
         (_lstm(), (16, 3), CODES),
-        (quantize.Dequantize(_Y, "out"), (16, 3), None),
+        (conversions.Dequantize(_Y, "out"), (16, 3), None),
     ),
     # Pixels, and their codes as uint8.
-    chained(SHAPE, CODES, (quantize.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
+    chained(SHAPE, CODES, (conversions.ShiftOutput(_X, "y"), SHAPE, CODES.unsigned())),
     graph_of_rows(),
 ]
 
@@ -196,7 +196,7 @@ def test_every_operation_gives_one_result_in_numpy_and_litert(graph):
 
 
 def test_every_operation_that_layers_become_has_a_row_on_real_values():
-    read_alone = {FloatLayerOperator, quantize.Requantize, quantize.ShiftOutput, Lstm}
+    read_alone = {FloatLayerOperator, conversions.Requantize, conversions.ShiftOutput, Lstm}
     assert set(ON_REALS) - {FloatLayer} == set(graph_file.OPERATIONS) - read_alone
 
 

@@ -10,7 +10,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.targets.ethos_u import TARGET_OF, compile_file
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.models import MODELS

@@ -8,8 +8,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.certificate.certificate import read_certificate
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.targets.processors import PROCESSORS
-from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import Contents, StoredOperator, StoredTensor, read_contents
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.qat.policy import BitPolicy

@@ -11,7 +11,7 @@ from sat_tf.exact.device.kit import write_kit
 from sat_tf.exact.litert.runtime import MicroRuntime, Runtime, expanded
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import linear_operations
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite import value_tables
 from sat_tf.exact.tflite.c_source import array_source, header_source
 from sat_tf.exact.tflite.contents import read_contents

@@ -7,11 +7,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.operations.conversions import ShiftImage
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.linear import Linear, map_linear
 from sat_tf.exact.operations.pairs import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
-from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets.ethos_u import compile_file

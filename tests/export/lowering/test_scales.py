@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.exact.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
+from sat_tf.exact.operations.conversions import ShiftImage
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.exact.operations.operation import Basis, Constant, Operation
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import MaxPool, Mean
-from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window

@@ -14,7 +14,7 @@ import sat_tf
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.tabled import matrix_product
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite.tensors import Codes, Tensor
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import rewritten

@@ -11,7 +11,7 @@ from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.native import NATIVE
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.targets.ethos_u import compile_file
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings

@@ -10,8 +10,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.targets.ethos_u import compile_file
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.targets.processors import PROCESSORS
-from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.graph.operation_layers import InverseRoot, RMSNormalization
 from sat_tf.graph.rewrite import rewritten

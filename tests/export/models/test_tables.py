@@ -14,7 +14,7 @@ from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.native import RowLookup
-from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.targets.operator_constraints import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export import verify_file
 from sat_tf.graph import layer_kinds

@@ -15,7 +15,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers import l1
 from sat_tf.quantizers.methods.channel_bits import least_error_bits, squared_errors
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.table import make_weight_quantizer
+from sat_tf.quantizers.quantizer_table import make_weight_quantizer
 from tests import reference
 from tests.core.execution import uneven
 from tests.quantizers.held import SHAPE, started

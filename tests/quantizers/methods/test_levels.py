@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import sat_tf
-from sat_tf.core.tensors import namespace
+from sat_tf.core.tensor_ops import namespace
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.lsq import LsqQuantizer
 from sat_tf.quantizers.methods import lq_nets
@@ -19,7 +19,7 @@ from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.methods.kmeans import INITIALIZATIONS, KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
-from sat_tf.quantizers.table import make_weight_quantizer
+from sat_tf.quantizers.quantizer_table import make_weight_quantizer
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 from tests.quantizers.held import SHAPE, drawn, started

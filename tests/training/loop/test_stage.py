@@ -15,7 +15,7 @@ from rich.console import Console
 import sat_tf
 from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.messages import RunError
-from sat_tf.report.layers import clipping_levels
+from sat_tf.report.layer_table import clipping_levels
 from sat_tf.report.results import Results
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.config import parse_config

@@ -11,7 +11,7 @@ from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report import curves, report
-from sat_tf.report.layers import LayerRow
+from sat_tf.report.layer_table import LayerRow
 from sat_tf.report.report import headline_of_folder, write_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder

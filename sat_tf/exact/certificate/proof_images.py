@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.certificate.outputs import as_array
+from sat_tf.exact.certificate.output_comparison import as_array
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.tflite.tensors import CODE_TYPES, Image, Pixels, arrays_of
 
@@ -153,7 +153,7 @@ class CheckedRange:
 
 
 def checked_by_accuracy(
-    ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Sequence[float]
+    ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Iterable[float]
 ) -> list[CheckedRange]:
     """Returns the ranges; a single one is checked by accuracy clearly above that of guessing."""
     labelled = [classes[classes >= 0] for classes in labels if classes is not None]
