@@ -208,7 +208,7 @@ def quantized_model(
     if kernels is None:
         _warn_of_float_layers(network, annotations, placement, policy)
         _warn_of_guessed_levels(model.name, placement)
-        _warn_of_many_weights(network)
+        _warn_of_many_weights(network, placement)
     layers: dict[str, keras.layers.Layer] = {}
 
     def layer_of(node: Node) -> keras.layers.Layer:
@@ -416,11 +416,13 @@ def _short_weights(network: Network, placement: Placement) -> list[str]:
     ]
 
 
-def _warn_of_many_weights(network: Network) -> None:
+def _warn_of_many_weights(network: Network, placement: Placement) -> None:
     """Warns of inner softmaxes over so many values that, where they are equal, all codes are 0."""
     for node in network:
         is_inside = layer_kinds.role_of(node.layer) is Role.SOFTMAX and network.consumers(node.name)
-        if is_inside and (node.shape[-1] or 0) > MOST_CLASSES:
+        output = getattr(placement.configs.get(node.name), "output", None)
+        has_8_bits = getattr(output, "num_bits", 8) == 8  # Those of 16 are steps of 1/32768.
+        if is_inside and has_8_bits and (node.shape[-1] or 0) > MOST_CLASSES:
             warn(
                 f"{node.name}: received a softmax over {node.shape[-1]:,} values, whose codes are "
                 f"steps of 1/256: more than {MOST_CLASSES} equal values are all 0; attend to fewer "
