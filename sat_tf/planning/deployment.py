@@ -375,7 +375,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
             again = layer_of_call(owner) != owner
             size = len(operation.output)
             layer_bytes[owner] += len(operation.operators) * (_OPERATOR + size)
-            layer_bytes[owner] += operation.num_constants * (_CONSTANT + size)
+            layer_bytes[owner] += (operation.num_constants - again) * (_CONSTANT + size)
             layer_bytes[owner] += deployed.float_layer_bytes.get(
                 operation.float_layer or "", operation.constant_bytes(shares_kernel=again)
             )

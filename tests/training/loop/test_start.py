@@ -175,7 +175,7 @@ def files(tmp_path_factory):
 
 def _train(folder, console, *overrides):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "load_source", lambda *_, **__: OF_RANGES)
+        patch.setattr(module, "load_source", lambda *_, **__: OF_RANGES)
         return runner.train(parse_config(RANGES, overrides), RunFolder(folder), console)
 
 
