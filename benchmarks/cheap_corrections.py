@@ -68,49 +68,53 @@ def _scaled_and_bias_corrected(case: Case) -> Any:
     return sat_tf.calibrate(model, case.images, **settings)  # the ranges of outputs
 
 
-def _missing_mean(made: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones(made.shape[-1]), np.mean(wanted - made, axis=0, dtype=np.float64)
+def _missing_mean(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(outputs.shape[-1]), np.mean(targets - outputs, axis=0, dtype=np.float64)
 
 
-def _nearest_line(made: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The a and b of each column with the least squares of a made + b - wanted."""
-    means = [np.mean(values, axis=0, dtype=np.float64) for values in (made, wanted)]
-    spread = np.mean(np.square(made - means[0]), axis=0)
-    common = np.mean((made - means[0]) * (wanted - means[1]), axis=0)
+def _nearest_line(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The a and b of each column with the least squares of a outputs + b - targets."""
+    means = [np.mean(values, axis=0, dtype=np.float64) for values in (outputs, targets)]
+    spread = np.mean(np.square(outputs - means[0]), axis=0)
+    common = np.mean((outputs - means[0]) * (targets - means[1]), axis=0)
     slope = np.where(spread > 0.0, common / np.where(spread > 0.0, spread, 1.0), 1.0)
     return slope, means[1] - slope * means[0]
 
 
 def _corrected(case: Case, model: Any, line: Callable[..., Any]) -> Any:
-    """A model with a line through each channel, layer by layer."""
+    """Puts each channel of a model on a line, layer by layer, and returns the model."""
     network, reference = _networks(case, model)
     images = [case.images.astype(np.float32)]
     front, beside = Front(network, images), Front(reference, images)
     for node in network:
         target = _behind(network, node)
-        known = name_in_front_of_insertions(network, target.name)
-        if weight_quantizer(node.layer) is None or known not in reference:
+        float_name = name_in_front_of_insertions(network, target.name)
+        if weight_quantizer(node.layer) is None or float_name not in reference:
             continue
         shift = _shift_of(inner_layer(target.layer))
-        is_linear = layer_kinds.activation_name(reference[known].layer) in ("", "linear")
+        is_linear = layer_kinds.activation_name(reference[float_name].layer) in ("", "linear")
         if shift is None or not is_linear:
             continue
-        for one, name in ((front, target.name), (beside, known)):
-            one.advance(one.up_to([name]), keep=[name, *network.outputs, *reference.outputs])
-        made = front.tensors[target.name][:]
-        columns = [x.reshape(-1, made.shape[-1]) for x in (made, beside.tensors[known][:])]
+        for computed, name in ((front, target.name), (beside, float_name)):
+            computed.advance(
+                computed.up_to([name]), keep=[name, *network.outputs, *reference.outputs]
+            )
+        outputs = front.tensors[target.name][:]
+        columns = [
+            x.reshape(-1, outputs.shape[-1]) for x in (outputs, beside.tensors[float_name][:])
+        ]
         slope, offset = line(*columns)
         if (scale := _scale_of(node, target)) is None:
             slope, offset = _missing_mean(*columns)
         else:
             scale.assign(scale * slope.reshape(scale.shape))
         shift.assign(slope * shift + offset)
-        front.tensors[target.name] = (made * slope + offset).astype(np.float32)
+        front.tensors[target.name] = (outputs * slope + offset).astype(np.float32)
     return model
 
 
 def _scale_of(node: Node, target: Node) -> Any:
-    """The variable with a factor for each channel; None where there is none."""
+    """Finds the variable with a factor for each channel; None without one."""
     if target is not node:
         return getattr(inner_layer(target.layer), "gamma", None)
     gain, shift = node.layer.kernel_variables.get(GAIN), _shift_of(inner_layer(node.layer))
@@ -146,9 +150,9 @@ def _levels_by_outputs(case: Case) -> Any:
     beside = Front(reference, images)
     beside.advance(beside.up_to(reference.outputs), keep=reference.outputs)
     aims = {}
-    for made, name in zip(network.outputs, reference.outputs, strict=True):
-        wanted = beside.tensors[name]
-        aims[made] = Aim(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
+    for output_name, name in zip(network.outputs, reference.outputs, strict=True):
+        targets = beside.tensors[name]
+        aims[output_name] = Aim(targets, rows_of_classes(reference, name, targets.shape[1:]))
     whole = Part(Front(network, images).up_to(network.outputs), aims)
     everything = np.arange(len(images[0]))
     for node in network:

@@ -46,6 +46,7 @@ _COUNTED = "recipes.oscillation={freeze: false, start: 0.4}"
 WAYS: dict[str, tuple[str, float]] = {
     "default": (_COUNTED, 0.0),
     "freezing": ("recipes.oscillation={start: 0.4}", 0.0),
+    "dampening, 0.001": (_COUNTED, 0.001),
     "dampening, 0.01": (_COUNTED, 0.01),
     "dampening, 0.1": (_COUNTED, 0.1),
     "dampening, 1": (_COUNTED, 1.0),

@@ -58,11 +58,11 @@ def _reconstruct(case: Case, model: Any, quantized: Any, steps: int) -> None:
 
 
 def _calibrated(case: Case) -> Any:
-    return reconstruction_tasks.calibrated(case, case.float_model())
+    return reconstruction_tasks.calibrated(case, case.twin())
 
 
 def _reconstructed(case: Case, steps: int = STEPS) -> Any:
-    model = case.float_model()
+    model = case.twin()
     quantized = reconstruction_tasks.calibrated(case, model)
     _reconstruct(case, model, quantized, steps)
     return quantized
@@ -86,7 +86,7 @@ def _weights_rounded_by(variable: tf.Variable) -> Iterator[None]:
 
 
 def _activations_first(case: Case) -> Any:
-    model, rounds = case.float_model(), tf.Variable(False, trainable=False)
+    model, rounds = case.twin(), tf.Variable(False, trainable=False)
     with _weights_rounded_by(rounds):
         quantized = reconstruction_tasks.calibrated(case, model)
         _reconstruct(case, model, quantized, STEPS // 2)
@@ -100,23 +100,23 @@ def _activations_first_by_block(case: Case) -> Any:
     rounds, fit_at_once = tf.Variable(True, trainable=False), fit.Part.fit
 
     def fit_in_two(
-        part: fit.Part,
+        block: fit.Part,
         plan: fit.FitSchedule,
         fitted: np.ndarray,
         held_out: np.ndarray,
-        *rest: Any,
+        *arguments: Any,
         **settings: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        run = functools.partial(fit_at_once, part)
+        run = functools.partial(fit_at_once, block)
         if "measure_statistics" in settings:  # the whole network
-            return run(plan, fitted, held_out, *rest, **settings)
-        variables = {id(v): v for node in part.span.nodes for v in node.layer.variables}.values()
-        start, before = [variable.numpy() for variable in variables], part.errors(held_out)
+            return run(plan, fitted, held_out, *arguments, **settings)
+        variables = {id(v): v for node in block.span.nodes for v in node.layer.variables}.values()
+        start, before = [variable.numpy() for variable in variables], block.errors(held_out)
         half = plan._replace(steps=plan.steps // 2, measured=plan.measured // 2)
         rounds.assign(False)
-        run(half, fitted, held_out, *rest, **settings)
+        run(half, fitted, held_out, *arguments, **settings)
         rounds.assign(True)
-        _, after = run(half, fitted, held_out, *rest, **settings)
+        _, after = run(half, fitted, held_out, *arguments, **settings)
         if np.sum(after) < np.sum(before):
             return before, after
         for variable, value in zip(variables, start, strict=True):
@@ -139,11 +139,11 @@ def _activations_dropped(case: Case) -> Any:
             in_steps_of_blocks = False
 
     def dropped(quantize: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        def quantize_some(quantizer: Any, inputs: tf.Tensor, *rest: Any) -> tf.Tensor:
+        def quantize_some(quantizer: Any, inputs: tf.Tensor, *arguments: Any) -> tf.Tensor:
             nonlocal in_steps_of_blocks
             # A quantizer may call that of its base.
             drops, in_steps_of_blocks = in_steps_of_blocks, False
-            value = quantize(quantizer, inputs, *rest)
+            value = quantize(quantizer, inputs, *arguments)
             in_steps_of_blocks = drops
             if not drops:
                 return value
@@ -187,8 +187,8 @@ def main(argv: list[str]) -> None:
         start = time.process_time()
         top1 = case.measured(WAYS[way](case).predict_on_batch)["top1"]
         seconds = time.process_time() - start
-        found = {"top1": f"{top1:.2f}", "seconds": f"{seconds:.1f}"}
-        rows.append({**dict(zip(names, keys, strict=True)), "kind": case.task.kind, **found})
+        numbers = {"top1": f"{top1:.2f}", "seconds": f"{seconds:.1f}"}
+        rows.append({**dict(zip(names, keys, strict=True)), "kind": case.task.kind, **numbers})
         write_csv(rows, _OUTPUT.value)
         print(*rows[-1].values(), flush=True)
     rich.console.Console(width=160).print(as_table(_summary(rows), "top-1 in percent"))
@@ -197,13 +197,13 @@ def main(argv: list[str]) -> None:
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """A line for each task and bits: the mean over seeds, and lowest to highest."""
     lines = []
-    for kind, bits in dict.fromkeys((row["kind"], row["bits"]) for row in rows):
-        found = [row for row in rows if (row["kind"], row["bits"]) == (kind, bits)]
-        of_ways = {
-            way: with_spread([float(row["top1"]) for row in found if row["way"] == way])
+    for keys in dict.fromkeys((row["kind"], row["bits"]) for row in rows):
+        of_case = [row for row in rows if (row["kind"], row["bits"]) == keys]
+        cells = {
+            way: with_spread([float(row["top1"]) for row in of_case if row["way"] == way])
             for way in WAYS
         }
-        lines.append({"task": kind, "bits": bits, **of_ways})
+        lines.append({"task": keys[0], "bits": keys[1], **cells})
     return lines
 
 
