@@ -2,7 +2,7 @@
 
 The task, float models and 400 steps of `peers.py`, distilled. The ways are the configuration as it
 is; with weights frozen that oscillate (`recipes.oscillation`); and with the regularizer of Nagel et
-al., "Overcoming Oscillations in Quantization-Aware Training", ICML 2022, Eq. 5:
+al., "Overcoming Oscillations in Quantization-Aware Training", ICML 2022:
 
     L = λ Σ (ŵ - clip(w))²,
 
