@@ -93,6 +93,9 @@ POLICIES: Mapping[str, BitPolicy] = {
     "w4a4": BitPolicy.mobile(4),
     "w4a8": BitPolicy.mobile(8, weight_bits=4),
     "w8a4": BitPolicy.mobile(4, weight_bits=8),
+    "w3a3": BitPolicy.mobile(3),
+    "w2a4": BitPolicy.mobile(4, weight_bits=2),
+    "w2a2": BitPolicy.mobile(2),
 }
 Result = Mapping[str, Any]
 
@@ -222,11 +225,13 @@ def reconstruct(case: Case) -> Result:
     sat_tf.reconstruct(quantized, model, case.images, **settings)
     seconds = time.process_time() - start
     result = {**case.measured(quantized.predict_on_batch), "seconds": seconds}
-    if case.seed:
-        return result
+    return result if case.seed else {**result, **codes_of_file(case, quantized)}
+
+
+def codes_of_file(case: Case, quantized: Any) -> Result:
+    """How many codes of a model's file were compared, and how many differ."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.tflite"
         sat_tf.export_tflite(quantized, path)
         of_file = sat_tf.verify_tflite(quantized, path, case.held_out[0][:_VERIFIED_IMAGES])
-    of_codes = {name: getattr(of_file, name) for name in ("codes_compared", "codes_differing")}
-    return {**result, **of_codes}
+    return {name: getattr(of_file, name) for name in ("codes_compared", "codes_differing")}
