@@ -1,10 +1,11 @@
 """The first minute with a model: quantize, calibrate, export and verify it, in either Keras.
 
 MobileNet-V2 of keras.applications at 224x224, with random weights and statistics as trained ones
-have them, is quantized to 4 bits, calibrated on 64 images, exported, and verified on 8 of them. What
-counts is how many float predictions of these 64 images each step takes, in the same process. A row
-is a median over processes, of all checkouts by turns; its quartiles are those of the ratios. Beside
-the ratio of seconds is that of processor seconds, which the machine's other work moves less.
+have them, is quantized to 4 bits, calibrated on 64 images, exported, and verified on 8 of them.
+What counts is how many float predictions of these 64 images each step takes, in the same process.
+A row is a median over processes, of all checkouts by turns; its quartiles are those of the ratios.
+Beside the ratio of seconds is that of processor seconds, which other work moves less, where all
+threads are one: those that wait for each other take processor seconds, too.
 
     git worktree add /tmp/before v0.1.0
     python benchmarks/first_minute.py --checkouts=before=/tmp/before,now=.
@@ -55,7 +56,9 @@ def main(argv: list[str]) -> None:
 
 
 def _in_checkout(folder: str, library: str) -> dict[str, Any]:
-    path = os.pathsep.join([str(pathlib.Path(folder).resolve()), str(pathlib.Path(__file__).parent)])
+    path = os.pathsep.join(
+        [str(pathlib.Path(folder).resolve()), str(pathlib.Path(__file__).parent)]
+    )
     command = [sys.executable, __file__, f"--in_here={library}"]
     environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

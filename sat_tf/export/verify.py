@@ -33,7 +33,7 @@ from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
 from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, distinct
+from sat_tf.graph.network import Network, Node, distinct
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.qat.input_range_checks import converting_layer, range_statistics
@@ -167,7 +167,10 @@ class TrainedModel:
         codes: dict[str, np.ndarray] = {}
         outputs: dict[str, np.ndarray] = {}
         fed = {name: tf.constant(image.fed(pixels)) for name, pixels, image in inputs}
-        call = lambda node, tensors: call_node(node, tensors if node.takes_list else tensors[0])  # noqa: E731
+
+        def call(node: Node, tensors: list[tf.Tensor]) -> tf.Tensor:
+            return call_node(node, tensors if node.takes_list else tensors[0])
+
         for node_name, tensor in self._network.computed(fed, call=call):
             for name in self._shown.get(node_name, ()):
                 # A sequence may be an image of one row in the file.

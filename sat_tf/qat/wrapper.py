@@ -16,8 +16,8 @@ from tensorflow.python.framework import ops
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat.configs import PlacedConfig, make_variables
-from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers import values
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import QuantizingLayer
 from sat_tf.version import marked, unmarked
 
@@ -146,13 +146,13 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         return super()._call_layer(inputs, training)
 
     def _function_of(self, inputs: Any) -> Any:
-        # Keras' `__call__` takes as long as a small layer, and does nothing where neither the type
+        # Keras' `__call__` takes as long as a small layer, and does nothing where neither a type
         # nor a mask of the input, nor a loss of the output, needs it.
         layer = self.layer
         is_needed = (
             not isinstance(inputs, ops.EagerTensor)
             or getattr(inputs, "_keras_mask", None) is not None
-            or inputs.dtype != layer.compute_dtype
+            or {inputs.dtype.name, layer.variable_dtype} != {layer.compute_dtype}
             or not type(layer).__module__.startswith("tf_keras.")
             or not layer.built
             or layer.activity_regularizer is not None

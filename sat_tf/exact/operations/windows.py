@@ -9,7 +9,6 @@ from sat_tf.exact.tflite.tensors import Window
 
 # Below this, float32 holds every integer, and sums of integer products are exact in any order.
 EXACT_FLOAT32 = 2**24
-_LIMIT_OF_INT32 = 2**31
 
 
 class LinearKind(enum.Enum):
@@ -145,20 +144,17 @@ def sums(
 
     `largest` is the `largest_weights` of the kernel, for a caller that knows it.
     """
+    is_depthwise = kind is LinearKind.DEPTHWISE
     codes, bias = stored - np.int32(zero_point), np.asarray(bias)
     widest = max(int(np.max(codes, initial=0)), -int(np.min(codes, initial=0)))
     reach = widest * (largest_weights(kernel, kind) if largest is None else largest)
     reach += float(np.max(np.abs(bias), initial=0))
-    is_depthwise, is_real = kind is LinearKind.DEPTHWISE, bias.dtype.kind == "f"
-    if is_depthwise:
-        exact: type = np.int32 if reach < _LIMIT_OF_INT32 else np.int64
-    else:
-        exact = np.float32 if reach < EXACT_FLOAT32 and not is_real else np.float64
-    totals = products(
-        codes.astype(exact, copy=False), kernel.astype(exact), kind, window, exact=not is_depthwise
-    )
-    if is_real:
-        return totals + bias
+    types = (np.int32, np.int64) if is_depthwise else (np.float32, np.float64)
+    exact = types[int(reach >= (2**31 if is_depthwise else EXACT_FLOAT32))]
+    of_codes = codes.astype(exact, copy=False), kernel.astype(exact)
+    totals = products(*of_codes, kind, window, exact=not is_depthwise)
+    if bias.dtype.kind == "f":  # biases are real numbers until they are rounded
+        return np.asarray(totals + bias)
     totals += bias.astype(exact)
     return totals
 
