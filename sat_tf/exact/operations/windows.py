@@ -147,7 +147,7 @@ def sums(
     is_depthwise = kind is LinearKind.DEPTHWISE
     codes, bias = stored - np.int32(zero_point), np.asarray(bias)
     widest = max(int(np.max(codes, initial=0)), -int(np.min(codes, initial=0)))
-    reach = widest * (largest_weights(kernel, kind) if largest is None else largest)
+    reach: float = widest * (largest_weights(kernel, kind) if largest is None else largest)
     reach += float(np.max(np.abs(bias), initial=0))
     types = (np.int32, np.int64) if is_depthwise else (np.float32, np.float64)
     exact = types[int(reach >= (2**31 if is_depthwise else EXACT_FLOAT32))]
