@@ -181,14 +181,10 @@ def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
 def call_node(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
     """The output of a layer in inference, on request with the statistics of this batch."""
     layer, arguments = node.layer, _arguments(node, on_batch_statistics)
-    has_mask = any(getattr(tensor, "_keras_mask", None) is not None for tensor in _tensors(inputs))
-    # Keras' own `__call__` would take as long as a small layer.
-    passes_by = isinstance(layer, QuantizedLayer) and not has_mask
-    return layer.call(inputs, **arguments) if passes_by else layer(inputs, **arguments)
-
-
-def _tensors(inputs: Any) -> list[tf.Tensor]:
-    return inputs if isinstance(inputs, list) else [inputs]
+    masks = [getattr(tensor, "_keras_mask", None) for tensor in tf.nest.flatten(inputs)]
+    # Where there is no mask, Keras' own `__call__` does nothing, and takes as long as a small layer.
+    is_passed_by = isinstance(layer, QuantizedLayer) and not any(m is not None for m in masks)
+    return layer.call(inputs, **arguments) if is_passed_by else layer(inputs, **arguments)
 
 
 def call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool = False) -> tf.Tensor:
