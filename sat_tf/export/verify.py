@@ -33,12 +33,13 @@ from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
 from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, distinct
+from sat_tf.graph.network import Network, Node, distinct
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.qat.input_range_checks import converting_layer, range_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.walk import call_node
 from sat_tf.qat.wrapper import kernels_kept, output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import STATISTICS
@@ -165,9 +166,12 @@ class TrainedModel:
         inputs = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
         codes: dict[str, np.ndarray] = {}
         outputs: dict[str, np.ndarray] = {}
-        for node_name, tensor in self._network.computed(
-            {name: tf.constant(image.fed(pixels)) for name, pixels, image in inputs}
-        ):
+        fed = {name: tf.constant(image.fed(pixels)) for name, pixels, image in inputs}
+
+        def call(node: Node, tensors: list[tf.Tensor]) -> tf.Tensor:
+            return call_node(node, tensors if node.takes_list else tensors[0])
+
+        for node_name, tensor in self._network.computed(fed, call=call):
             for name in self._shown.get(node_name, ()):
                 # A sequence may be an image of one row in the file.
                 real = tensor.numpy().reshape(-1, *self._graph.tensors[name].shape)

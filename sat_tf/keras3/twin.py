@@ -39,7 +39,7 @@ from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer, quantized_model
 from sat_tf.qat.model_class import in_class_of, policy_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.wrapper import warn_of_lost_zeros
+from sat_tf.qat.wrapper import kernels_kept, warn_of_lost_zeros
 
 # The batch size for a data set of PyTorch without batches.
 _BATCH_SIZE = 64
@@ -48,7 +48,7 @@ _Function = Callable[..., Any]
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
 # The most values that the tensors of a model have at once, unless one image has more.
-_VALUES_AT_ONCE = 2**24
+_VALUES_AT_ONCE = 2**26
 # A difference of more than this fraction of the largest value of a channel does not come from
 # single codes that differ.
 _ANOTHER_NUMBER = 0.05
@@ -159,7 +159,8 @@ def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
         batch = [array[start : start + at_once] for array in fed]
         tensors = keras3.tree.flatten(model(graph.pack_inputs(batch), training=False))
         ours.append([np.asarray(keras3.ops.convert_to_numpy(tensor)) for tensor in tensors])
-        tensors = tf.nest.flatten(twin(batch if len(batch) > 1 else batch[0], training=False))
+        with kernels_kept(node.layer for node in network):
+            tensors = tf.nest.flatten(twin(batch if len(batch) > 1 else batch[0], training=False))
         of_twin.append([tensor.numpy() for tensor in tensors])
     outputs = zip(zip(*ours, strict=True), zip(*of_twin, strict=True), network.outputs, strict=True)
     for our_batches, twin_batches, name in outputs:

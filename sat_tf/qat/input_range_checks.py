@@ -225,7 +225,9 @@ def _leads(logits: np.ndarray) -> np.ndarray:
 # -- what statistics tell --------------------------------------------------------------------------
 
 # The most and the fewest images to look at, and the bytes of a tensor above which there are fewer.
-_MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
+_MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 32, 16, 2**27
+# The images that are computed at once, which stay in the caches of a processor.
+_AT_ONCE = 8
 # How far off statistics are is the mean over channels of `Statistics.deviation`, each up to 3, so
 # that no single one decides. By it, a range is far off above the first; at twice the scale of the
 # right one every channel is off by 0.69. Another one fits clearly up to the second, and if it is so
@@ -374,10 +376,17 @@ def range_statistics(
     indices = spread_evenly(len(images[0]), image_count)
     fed = dict(zip(network.inputs, (array[indices] for array in images), strict=True))
     pixels = given.pixels(fed[name].astype(np.float32))
+    spans = [slice(start, start + _AT_ONCE) for start in range(0, len(pixels), _AT_ONCE)]
 
     def measured(input_range: InputRange) -> list[Statistics]:
-        inputs = fed if input_range == given else {**fed, name: input_range.fed(pixels)}
-        return _measured(network, norms, inputs)
+        parts = []
+        for span in spans:
+            inputs = {key: array[span] for key, array in fed.items()}
+            if input_range != given:
+                inputs[name] = input_range.fed(pixels[span])
+            parts.append(_measured(network, norms, inputs))
+        shares = [len(pixels[span]) / len(pixels) for span in spans]
+        return [Statistics.over(of_norm, shares) for of_norm in zip(*parts, strict=True)]
 
     usual = [choice for choice in USUAL if has_channels(choice, pixels.shape[-1])]
     off = {choice: _off(norms, measured(choice)) for choice in dict.fromkeys((given, *usual))}

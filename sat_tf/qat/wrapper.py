@@ -16,6 +16,7 @@ from tensorflow.python.framework import ops
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat.configs import PlacedConfig, make_variables
+from sat_tf.quantizers import values
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import QuantizingLayer
 from sat_tf.version import marked, unmarked
@@ -102,6 +103,8 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
             # A placeholder while Keras draws the graph of a model; layers branch on it in Python.
             training = False if tf.is_tensor(training) else training
         graphs_go_with(self)
+        if _is_drawn() and tf.nest.flatten(inputs)[0].dtype.is_floating:
+            return self._output_by(values.itself, self.place, inputs, training)
         return self._quantized_call(inputs, training)
 
     @property
@@ -157,6 +160,8 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
         """The effective kernel, in float32; None if the layer has no kernel."""
+        if _is_drawn():
+            return None
         if self.constant_kernel is not None and isinstance(training, bool | int) and not training:
             return tf.convert_to_tensor(self.constant_kernel)
         return super().effective_kernel(training)
@@ -256,6 +261,12 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
         )
         quantize_config = PlacedConfig.from_config(config.pop("quantize_config"))
         return cls(layer, quantize_config, **config)
+
+
+def _is_drawn() -> bool:
+    """Whether Keras makes a model, and asks for no more than the shape and type of an output."""
+    graph = tf.compat.v1.get_default_graph()
+    return str(getattr(graph, "name", "")).endswith("_scratch_graph")
 
 
 def weight_quantizer(layer: keras.layers.Layer) -> WeightQuantizer | None:

@@ -31,7 +31,7 @@ _ON_GRID = 0.05
 _FILLED = 0.4
 # This many images show whether values are on the pixels of a range.
 _FEW_IMAGES = 64
-# This many are converted to float64 at once.
+# This many are read at once.
 _AT_ONCE = 8
 
 # The sources that can tell that a model was trained with a range; "" before any of them has.
@@ -106,8 +106,8 @@ def _off_pixels(values: np.ndarray, candidate: InputRange) -> float:
     if not has_channels(candidate, values.shape[-1]):
         return 0.5
     farthest = 0.0
-    for start in range(0, len(values), _AT_ONCE):
-        pixels = (values[start : start + _AT_ONCE] - np.asarray(candidate.low)) / candidate.scales
+    for image in values:  # one by one they stay in the caches of a processor
+        pixels = (image - np.asarray(candidate.low)) / candidate.scales
         farthest = max(farthest, float(np.max(np.abs(pixels - np.rint(pixels)))))
         if farthest == 0.5:  # nothing is farther
             break

@@ -63,12 +63,16 @@ def high_product(
 
     `bits` is 31 for integers of 32 bits, and 15 for those of 16.
     """
-    return np.asarray((values.astype(np.int64) * mantissas + (1 << (bits - 1))) >> bits)
+    product = np.asarray(values.astype(np.int64, copy=False) * mantissas)
+    product += 1 << (bits - 1)
+    product >>= bits
+    return product
 
 
 def shifted_up(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
     """Shifts values to the right, rounding half up (SRSHL)."""
-    return np.asarray((values + ((np.int64(1) << bits) >> 1)) >> bits)
+    total = np.asarray(values + ((np.int64(1) << bits) >> 1))
+    return np.right_shift(total, bits, out=total)
 
 
 def shifted_away(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:

@@ -15,8 +15,8 @@ _Number = np.ndarray | np.float32
 
 def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.ndarray:
     """Returns sums, or products of two codes, as codes: one float32 product, round half to even."""
-    product = sums.astype(np.float32) * multipliers.astype(np.float32)
-    return np.asarray(np.rint(product))
+    product = np.asarray(sums.astype(np.float32, copy=False) * multipliers.astype(np.float32))
+    return np.rint(product, out=product)
 
 
 def summed(

@@ -1,6 +1,7 @@
 """Linear operations: convolutions of all kinds and matrix products, with everything folded in."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -209,19 +210,21 @@ class Linear(Operation):
         if self.real:
             products = windows.products(source, self.real_kernel, self.kind, self.window)
             return np.asarray(products + self.bias.astype(np.float32), np.float32)
-        zero_point = graph.codes(self.inputs[0]).zero_point
-        exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
-        if graph.codes(self.inputs[0]).bits == WIDE:
-            sums = windows.products(
-                source.astype(exact), self.kernel.astype(exact), self.kind, self.window, exact=True
-            )
+        codes, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        if codes.bits == WIDE:
+            exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
+            of_codes = source.astype(exact), self.kernel.astype(exact)
+            sums = windows.products(*of_codes, self.kind, self.window, exact=True) + self.bias
         else:
-            sums = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
-        output = graph.codes(self.output)
-        scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
-        accumulated = sums.astype(exact) + self.bias
-        products = graph.kernels.on(output.bits).linear(self.work(graph), accumulated, scales)
+            of_kernel = self.kernel, self.kind, self.window, self.bias, self._largest_weights
+            sums = windows.sums(source, codes.zero_point, *of_kernel)
+        scales = codes.scale, self.scales, output.scale
+        products = graph.kernels.on(output.bits).linear(self.work(graph), sums, scales)
         return stored_codes(products, output)
+
+    @functools.cached_property
+    def _largest_weights(self) -> int:
+        return windows.largest_weights(self.kernel, self.kind)
 
     def work(self, graph: Tensors) -> LinearWork:
         """Returns the facts by which kernels choose their rounding."""

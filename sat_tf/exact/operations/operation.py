@@ -303,7 +303,9 @@ class Operation(abc.ABC):
 def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
     """Returns rounded codes as stored integers, clipped."""
     low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
-    return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point
+    stored = np.asarray(np.clip(rounded, low, high).astype(np.int32))
+    stored += codes.zero_point
+    return stored
 
 
 # -- rows of the table of operators: a rule, a written form, and the reason why kernels agree ------

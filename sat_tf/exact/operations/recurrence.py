@@ -170,11 +170,9 @@ class Lstm(Operation):
 
     def _part(self, matrix: int, stored: np.ndarray, grid: Codes) -> np.ndarray:
         """Returns the gates' part of the inputs, or of the hidden state, not clipped."""
-        sums = windows.sums(
-            stored, grid.zero_point, self.kernels[matrix], LinearKind.FULLY_CONNECTED, WHOLE
-        ).astype(np.int64)
-        if matrix == 0:
-            sums += self.bias
+        of_kernel = self.kernels[matrix], LinearKind.FULLY_CONNECTED, WHOLE
+        bias = self.bias if matrix == 0 else 0
+        sums = windows.sums(stored, grid.zero_point, *of_kernel, bias)
         return fixed_point.rescaled(sums, _multipliers(self.scales[matrix], grid))
 
     # -- in a file -------------------------------------------------------------------------------

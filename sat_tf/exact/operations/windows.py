@@ -1,7 +1,6 @@
 """Kernels moved over images: where they lie, and sums of products."""
 
 import enum
-import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -83,11 +82,16 @@ def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -
         raise ValueError("received an empty kernel, expected at least one weight.")
     views = taps(values, kernel.shape[:2], window, fill=0)
     pairs = zip(views, kernel.reshape(-1, kernel.shape[-1]), strict=True)
-    products = (
-        (view if multiplier == 1 else np.repeat(view, multiplier, axis=-1)) * tap
-        for view, tap in pairs
-    )
-    return functools.reduce(lambda total, product: np.add(total, product, out=total), products)
+    total: np.ndarray | None = None
+    product: np.ndarray | None = None
+    for view, tap in pairs:
+        repeated = view if multiplier == 1 else np.repeat(view, multiplier, axis=-1)
+        product = np.multiply(repeated, tap, out=product)
+        if total is None:
+            total, product = product, None
+        else:
+            total += product
+    return np.asarray(total)
 
 
 def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
@@ -128,17 +132,38 @@ def is_small_depthwise(
 
 
 def sums(
-    stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
+    stored: np.ndarray,
+    zero_point: int,
+    kernel: np.ndarray,
+    kind: LinearKind,
+    window: Window,
+    bias: np.ndarray | int = 0,
+    largest: int | None = None,
 ) -> np.ndarray:
-    """Computes Σ code · (stored - zero_point) of a linear layer; exact."""
-    codes = stored - zero_point
-    if kind is LinearKind.DEPTHWISE:
-        return products(codes, kernel.astype(np.int32), kind, window)
-    widest = max(127 - zero_point, zero_point + 128)
-    magnitudes = np.abs(kernel.reshape(kernel.shape[0], -1).astype(np.int64))
-    reach = np.max(np.sum(magnitudes, axis=1), initial=0) * widest
-    exact = np.float32 if reach < EXACT_FLOAT32 else np.float64
-    return products(codes.astype(exact), kernel.astype(exact), kind, window, exact=True)
+    """Computes Σ code · (stored - zero_point) + bias of a linear layer; exact.
+
+    `largest` is the `largest_weights` of the kernel, for a caller that knows it.
+    """
+    is_depthwise = kind is LinearKind.DEPTHWISE
+    codes, bias = stored - np.int32(zero_point), np.asarray(bias)
+    widest = max(int(np.max(codes, initial=0)), -int(np.min(codes, initial=0)))
+    reach: float = widest * (largest_weights(kernel, kind) if largest is None else largest)
+    reach += float(np.max(np.abs(bias), initial=0))
+    types = (np.int32, np.int64) if is_depthwise else (np.float32, np.float64)
+    exact = types[int(reach >= (2**31 if is_depthwise else EXACT_FLOAT32))]
+    of_codes = codes.astype(exact, copy=False), kernel.astype(exact)
+    totals = products(*of_codes, kind, window, exact=not is_depthwise)
+    if bias.dtype.kind == "f":  # biases are real numbers until they are rounded
+        return np.asarray(totals + bias)
+    totals += bias.astype(exact)
+    return totals
+
+
+def largest_weights(kernel: np.ndarray, kind: LinearKind) -> int:
+    """Returns the largest Σ |code| of the output channels."""
+    channel = kernel.ndim - 1 if kind is LinearKind.DEPTHWISE else 0
+    axes = tuple(axis for axis in range(kernel.ndim) if axis != channel)
+    return int(np.max(np.sum(np.abs(kernel.astype(np.int64)), axis=axes), initial=0))
 
 
 def products(

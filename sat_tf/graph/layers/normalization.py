@@ -7,6 +7,7 @@ cannot be folded into the first layer.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,14 @@ class Statistics:
             value.numpy().astype(np.float64) for value in (norm.moving_mean, norm.moving_variance)
         )
         return cls(mean, variance, float(norm.epsilon))
+
+    @classmethod
+    def over(cls, parts: Sequence["Statistics"], shares: Sequence[float]) -> "Statistics":
+        """The statistics of several parts together, each a share of all values."""
+        mean = sum(share * part.mean for part, share in zip(parts, shares, strict=True))
+        squares = (part.variance + (part.mean - mean) ** 2 for part in parts)
+        variance = sum(share * square for square, share in zip(squares, shares, strict=True))
+        return cls(np.asarray(mean), np.asarray(variance), parts[0].epsilon)
 
     @property
     def square(self) -> np.ndarray:
