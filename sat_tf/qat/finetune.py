@@ -203,6 +203,22 @@ def finetune(
     return outcome
 
 
+class StateInBackups(tf.train.experimental.PythonState):
+    """The state of a callback, in the backups of the model that has this as an attribute."""
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def serialize(self) -> str:
+        """Returns the state."""
+        return json.dumps(self._callback.state)
+
+    def deserialize(self, text: str) -> None:
+        """Gives it to the callback of this process."""
+        self._callback.state = json.loads(text)
+
+
 class Backup(keras.callbacks.BackupAndRestore):
     """Keras' backup of a training at the end of each epoch, which stays until it is removed."""
 

@@ -327,6 +327,15 @@ class OscillationConfig(Section):
         return self
 
 
+class TransitionRateConfig(Section):
+    """How many weights change their code in a step; see `sat_tf.qat.transition_rate`."""
+
+    first_rate: Share = 0.01
+    momentum: FromZero = 0.9
+    gain: validation.PositiveNumber = 0.1
+    most_bits: validation.Bits = 4
+
+
 class WeightAverageConfig(Section):
     """A moving average of the weights; see `sat_tf.training.recipes`."""
 
@@ -350,6 +359,7 @@ class RecipesConfig(Section):
     distillation: DistillationConfig | None = _OFF
     progressive_bits: ProgressiveBitsConfig | None = _OFF
     oscillation: OscillationConfig | None = _OFF
+    transition_rate: TransitionRateConfig | None = _OFF
     weight_average: WeightAverageConfig | None = _OFF
     label_smoothing: LabelSmoothingConfig | None = _OFF
 
@@ -380,4 +390,11 @@ class RecipesConfig(Section):
                     "expected a start there or later; raise it, or lower "
                     "progressive_bits.shares."
                 )
+        before = {"oscillation": self.oscillation, "weight_average": self.weight_average}
+        if self.transition_rate and any(before.values()):
+            named = " and ".join(name for name, recipe in before.items() if recipe)
+            validation.refuse(
+                f"transition_rate with {named}: received recipes that look at weights before "
+                "transition_rate has moved them, expected it alone; set the others to null."
+            )
         return self

@@ -1,0 +1,211 @@
+"""Training that schedules how many weights change their code in a step, in either Keras.
+
+Lee et al., "Scheduling Weight Transitions for Quantization-Aware Training", ICCV 2025. A learning
+rate says how far latent weights move, not how many of them come to another code: near the borders
+between codes a low rate changes as many as a high one. Here the share that changes is scheduled,
+and a factor on the steps of each kernel meets it.
+
+Only TensorFlow's models need TensorFlow.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sat_tf.core.tensors import in_float32, namespace
+from sat_tf.quantizers.quantizing_layer import QuantizingLayer
+
+try:  # Either Keras takes the callbacks of the other, and this one is not everywhere.
+    from tf_keras.callbacks import Callback
+except ModuleNotFoundError:
+    from keras.callbacks import Callback
+
+Rates = npt.NDArray[np.float64]
+
+# No factor makes up for the last steps of an optimizer, whose rate falls to 0.
+LARGEST_FACTOR = 10.0
+
+
+def changed_share(earlier: Any, now: Any) -> Any:
+    """The share of weights whose codes differ, a float32 scalar of the library of tensors."""
+    n = namespace(now)
+    return n.mean(n.cast(earlier != now, "float32"))
+
+
+def target_rates(first_rate: float, bits: Sequence[int], done: float) -> Rates:
+    """The share of the weights of each kernel that is to change its code in a step.
+
+    R = first_rate sqrt(b) (1 + cos(π done)) / 2, with the bits b of its codes, and the share of the
+    steps that are done.
+    """
+    cosine = 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+    return first_rate * cosine * np.sqrt(np.asarray(bits, np.float64))
+
+
+def running_rates(running: Rates, shares: Rates, momentum: float) -> Rates:
+    """The moving average of the shares k that have changed: K <- m K + (1 - m) k."""
+    return momentum * running + (1.0 - momentum) * shares
+
+
+def adapted_factors(factors: Rates, targets: Rates, running: Rates, gain: float) -> Rates:
+    """The factors on the next step: U <- U exp(g (R - K) / max(R, K)), up to `LARGEST_FACTOR`.
+
+    It grows as fast as it falls, by e^g at most. The paper's U + η (R - K), where R and K are
+    hundredths, grows too slowly for a short training. Where the target is 0, so is the factor.
+    """
+    larger = np.maximum(np.maximum(targets, running), np.finfo(np.float64).tiny)
+    moved = factors * np.exp(gain * (targets - running) / larger)
+    return np.where(targets > 0.0, np.minimum(moved, LARGEST_FACTOR), 0.0)
+
+
+class TransitionRate(Callback):
+    """Schedules how many weights change their code in a step of `fit`.
+
+        model.fit(batches, epochs=5, callbacks=[sat_tf.callbacks.TransitionRate(5 * len(batches))])
+
+    After each step of the optimizer, the change of every kernel is multiplied by a factor of that
+    kernel, which grows while fewer weights than `target_rates` come to another code, and falls
+    while more do; biases, normalizations and the ranges of quantizers keep the optimizer's rate.
+    It goes with every optimizer of tf_keras and of Keras 3, on all its backends, and comes before
+    callbacks that save or measure weights at the end of a batch.
+
+    Under `tf.distribute` every worker has to have it. A training that goes on with another object,
+    as one does in a new process, needs the `state` of the former one:
+
+        goes_on = sat_tf.callbacks.TransitionRate(steps)
+        goes_on.state = json.loads(path.read_text())  # json.dumps(callback.state) of the first
+
+    Args:
+        total_steps: the steps of the whole training, as the optimizer counts them.
+        first_rate: the target at the beginning, times sqrt(bits); it falls to 0 on half a cosine.
+        momentum: m of the moving average of rates.
+        gain: g of the factors: how fast they follow.
+        most_bits: kernels whose codes have more bits are left alone.
+        model: what holds the kernels, if the model that is fitted only calls it.
+
+    Raises:
+        ValueError: an argument is out of its range; or when training begins, there is no kernel to
+            control, several batches are one execution, or the state of earlier steps is not there.
+    """
+
+    # Keras would otherwise fetch every logged value after every step, and wait for the device.
+    _supports_tf_logs = True
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        first_rate: float = 0.005,
+        momentum: float = 0.9,
+        gain: float = 0.1,
+        most_bits: int = 4,
+        model: Any = None,
+    ) -> None:
+        super().__init__()
+        problems = [
+            f"{name}={value!r}: expected {expected}."
+            for name, value, is_right, expected in (
+                ("total_steps", total_steps, total_steps >= 1, "1 step or more"),
+                ("first_rate", first_rate, 0 <= first_rate <= 1, "a share from 0 to 1"),
+                ("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1"),
+                ("gain", gain, gain > 0, "a positive number"),
+            )
+            if not is_right
+        ]
+        if problems:
+            raise ValueError("TransitionRate: " + " ".join(problems))
+        self.total_steps, self.first_rate = total_steps, first_rate
+        self.momentum, self.gain, self.most_bits = momentum, gain, most_bits
+        # The number of steps that are done, and K and U of the kernels; empty before the first.
+        self.state: dict[str, Any] = {}
+        self._holder, self._layers, self._is_known = model, list[Any](), False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds the kernels."""
+        holder = self._holder or self.model
+        self._layers = [
+            layer
+            for layer in holder._flatten_layers()
+            if isinstance(layer, QuantizingLayer) and layer.trainable
+            if getattr(layer.weight_quantizer, "num_bits", None) in range(1, self.most_bits + 1)
+        ]
+        if not self._layers:
+            raise ValueError(
+                f"TransitionRate: received {holder.name!r}, where no trainable kernel has codes of "
+                f"{self.most_bits} bits or fewer, expected one that has; quantize it first, by "
+                "sat_tf.quantize_model, or raise most_bits."
+            )
+        self._look, self._move = self._looked, self._moved
+        tensorflow = sys.modules.get("tensorflow")
+        if tensorflow is not None and tensorflow.is_tensor(_kernel(self._layers[0])):
+            # One by one, its operations would take as long as a step.
+            self._look, self._move = (
+                tensorflow.function(functools.partial(function), autograph=False)
+                for function in (self._look, self._move)
+            )
+        self._is_known = False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Remembers the weights before the step."""
+        step, seen = int(self.model.optimizer.iterations), self.state.get("step", 0)
+        if not self._is_known and step != seen:
+            raise ValueError(
+                f"TransitionRate: received the state of step {seen}, expected that of step {step}, "
+                "from which the training goes on; set `state` to that of the callback before, or "
+                "compile the model again to begin anew."
+            )
+        self._is_known, self._first_batch, self._before = True, batch, self._look()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Moves the weights as far as the factors say, and adapts these."""
+        if batch != self._first_batch:
+            raise ValueError(
+                f"TransitionRate: received {batch - self._first_batch + 1} batches in one "
+                "execution, expected one, as it acts after each; compile the model with "
+                "steps_per_execution=1."
+            )
+        # With JAX, Keras keeps the weights elsewhere during an epoch, unless they are asked for.
+        getattr(self.model, "jax_state_sync", lambda: None)()
+        step = int(self.model.optimizer.iterations)
+        bits = [layer.weight_quantizer.num_bits for layer in self._layers]
+        targets = target_rates(self.first_rate, bits, step / self.total_steps)
+        rates = np.array(self.state.get("rates", targets))
+        factors = np.array(self.state.get("factors", np.ones_like(targets)))
+        shares = self._move(*self._before, factors.astype(np.float32))
+        rates = running_rates(rates, np.array([float(k) for k in shares]), self.momentum)
+        factors = adapted_factors(factors, targets, rates, self.gain)
+        self.state = {"step": step, "rates": rates.tolist(), "factors": factors.tolist()}
+
+    def _looked(self) -> tuple[list[Any], list[Any]]:
+        """The latent weights, as copies, and their codes."""
+        latents = [_latent(layer) for layer in self._layers]
+        return latents, [_units(*pair) for pair in zip(self._layers, latents, strict=True)]
+
+    def _moved(self, latents: list[Any], units: list[Any], factors: Any) -> list[Any]:
+        """Multiplies the change of each kernel by its factor; the shares that have changed."""
+        shares = []
+        for place, layer in enumerate(self._layers):
+            earlier = latents[place]
+            latent = earlier + (_latent(layer) - earlier) * factors[place]
+            _kernel(layer).assign(latent)
+            shares.append(changed_share(units[place], _units(layer, latent)))
+        return shares
+
+
+def _kernel(layer: QuantizingLayer) -> Any:
+    return getattr(layer.layer, layer._kernel_name)
+
+
+def _latent(layer: QuantizingLayer) -> Any:
+    kernel = _kernel(layer)
+    n = namespace(kernel)
+    return n.stop_gradient(in_float32(n, kernel)) + 0.0  # PyTorch changes the variable in place
+
+
+def _units(layer: QuantizingLayer, latent: Any) -> Any:
+    return layer.weight_quantizer.units(latent, layer.kernel_variables)
