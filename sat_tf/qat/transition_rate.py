@@ -53,14 +53,14 @@ def running_rates(running: Rates, shares: Rates, momentum: float) -> Rates:
 
 
 def adapted_factors(factors: Rates, targets: Rates, running: Rates, gain: float) -> Rates:
-    """The factors on the next step: U <- U exp(g (R - K) / max(R, K)), up to `LARGEST_FACTOR`.
+    """The factors on the next step: U <- U exp(g max(1 - K / R, -1)), up to `LARGEST_FACTOR`.
 
-    It grows as fast as it falls, by e^g at most. The paper's U + η (R - K), where R and K are
-    hundredths, grows too slowly for a short training. Where the target is 0, so is the factor.
+    The paper's U + η (R - K) grows too slowly for a short training, as R and K are hundredths.
+    Where the target is 0, so is the factor.
     """
-    larger = np.maximum(np.maximum(targets, running), np.finfo(np.float64).tiny)
-    moved = factors * np.exp(gain * (targets - running) / larger)
-    return np.where(targets > 0.0, np.minimum(moved, LARGEST_FACTOR), 0.0)
+    ratios = running / np.where(targets > 0.0, targets, 1.0)
+    grown = factors * np.exp(gain * np.maximum(1.0 - ratios, -1.0))
+    return np.where(targets > 0.0, np.minimum(grown, LARGEST_FACTOR), 0.0)
 
 
 class TransitionRate(Callback):
@@ -152,7 +152,7 @@ class TransitionRate(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Remembers the weights before the step."""
-        step, seen = int(self.model.optimizer.iterations), self.state.get("step", 0)
+        step, seen = int(self.model.optimizer.iterations.numpy()), self.state.get("step", 0)
         if not self._is_known and step != seen:
             raise ValueError(
                 f"TransitionRate: received the state of step {seen}, expected that of step {step}, "
@@ -171,7 +171,7 @@ class TransitionRate(Callback):
             )
         # With JAX, Keras keeps the weights elsewhere during an epoch, unless they are asked for.
         getattr(self.model, "jax_state_sync", lambda: None)()
-        step = int(self.model.optimizer.iterations)
+        step = int(self.model.optimizer.iterations.numpy())
         bits = [layer.weight_quantizer.num_bits for layer in self._layers]
         targets = target_rates(self.first_rate, bits, step / self.total_steps)
         rates = np.array(self.state.get("rates", targets))
