@@ -23,7 +23,7 @@ from sat_tf.quantizers.quantizing_layer import QuantizingLayer
 try:  # Either Keras takes the callbacks of the other, and this one is not everywhere.
     from tf_keras.callbacks import Callback
 except ModuleNotFoundError:
-    from keras.callbacks import Callback
+    from keras.callbacks import Callback  # noqa: TID251 -- there is no other Keras then
 
 Rates = npt.NDArray[np.float64]
 
@@ -100,7 +100,7 @@ class TransitionRate(Callback):
         self,
         total_steps: int,
         *,
-        first_rate: float = 0.005,
+        first_rate: float = 0.02,
         momentum: float = 0.9,
         gain: float = 0.1,
         most_bits: int = 4,
@@ -169,7 +169,7 @@ class TransitionRate(Callback):
                 "execution, expected one, as it acts after each; compile the model with "
                 "steps_per_execution=1."
             )
-        # With JAX, Keras keeps the weights elsewhere during an epoch, unless they are asked for.
+        # During an epoch on JAX, Keras keeps the weights elsewhere until they are asked for.
         getattr(self.model, "jax_state_sync", lambda: None)()
         step = int(self.model.optimizer.iterations.numpy())
         bits = [layer.weight_quantizer.num_bits for layer in self._layers]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from sat_tf.arguments import is_number
 from sat_tf.messages import validation
+from sat_tf.messages.validation import Share
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
 
@@ -19,7 +20,6 @@ _LARGEST = 2**32
 
 Mapped = Field(description="a mapping")
 Options = Annotated[dict[str, Any], Field(description="a mapping of options to their values")]
-Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
 FromZero = Annotated[float, Field(ge=0, lt=1, description="a number from 0 to below 1")]
 NotNegative = Annotated[float, Field(ge=0, description="a number of 0 or more")]
 
@@ -330,7 +330,7 @@ class OscillationConfig(Section):
 class TransitionRateConfig(Section):
     """How many weights change their code in a step; see `sat_tf.qat.transition_rate`."""
 
-    first_rate: Share = 0.01
+    first_rate: Share = 0.02
     momentum: FromZero = 0.9
     gain: validation.PositiveNumber = 0.1
     most_bits: validation.Bits = 4

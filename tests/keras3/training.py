@@ -199,7 +199,7 @@ class Usages:
         return [alone, self.fit(epochs=3, callbacks=[saving()])]
 
     def transition_rate(self):
-        """The rates and factors of kernels after an epoch, and how far they moved with factors 0."""
+        """The state after an epoch; then the rates, and the kernels that stay, with factors of 0."""
         callback, model = sat_tf.callbacks.TransitionRate(4, first_rate=0.05), self.model()
         self.fit(model=model, callbacks=[callback])
         still = sat_tf.callbacks.TransitionRate(4, first_rate=0.0)

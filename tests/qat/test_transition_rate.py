@@ -176,13 +176,13 @@ def test_a_training_in_either_keras_goes_on_with_the_state_of_the_callback_befor
 
 def test_several_batches_in_one_execution_are_refused():
     model = _compiled(_quantized(), steps_per_execution=2)
-    with pytest.raises(ValueError, match="received 2 batches in one execution.*_execution=1"):
+    with pytest.raises(ValueError, match="received 2 batches in one execution"):
         _fitted(model, TransitionRate(8))
 
 
 def test_a_model_without_such_codes_is_refused():
     for model, options in ((small_float_model(), {}), (_quantized(8), {"most_bits": 7})):
-        with pytest.raises(ValueError, match="no trainable kernel has codes of . bits or fewer"):
+        with pytest.raises(ValueError, match="no trainable kernel has codes of"):
             _fitted(_compiled(model), TransitionRate(8, **options))
 
 
