@@ -114,7 +114,7 @@ def test_transition_rates_are_those_of_tensorflow_and_factors_of_zero_hold_kerne
     np.testing.assert_allclose(state["rates"], expected[0]["rates"], atol=0.005)
     np.testing.assert_allclose(state["factors"], expected[0]["factors"], rtol=0.1)
     assert rates == [0.0] * len(rates)
-    assert held == len(rates)
+    assert held >= len(rates)
 
 
 def test_two_devices_learn_what_one_does(found):

@@ -199,8 +199,8 @@ class Usages:
         return [alone, self.fit(epochs=3, callbacks=[saving()])]
 
     def transition_rate(self):
-        """The state after an epoch; then the rates, and the kernels that stay, with factors of 0."""
-        callback, model = sat_tf.callbacks.TransitionRate(4, first_rate=0.05), self.model()
+        """The state after an epoch; and with factors of 0 the rates, and how many kernels stay."""
+        callback, model = sat_tf.callbacks.TransitionRate(8, first_rate=0.05), self.model()
         self.fit(model=model, callbacks=[callback])
         still = sat_tf.callbacks.TransitionRate(4, first_rate=0.0)
         kernels, model = len(callback.state["factors"]), self.model()
