@@ -584,7 +584,7 @@ def expanded_table(indices, tables, shape, axis):
 # -- transition rates (Lee et al. 2025), with factors that grow as fast as they fall ---------------
 
 
-def transitions(w, changes, units, bits, first_rate, momentum, gain, largest=10.0):
+def transitions(w, changes, units, bits, first_rate, momentum=0.9, gain=0.1, largest=10.0):
     """Latent weights, running rate and factor after these changes by an optimizer."""
     w = w.astype(np.float64)
     codes, rate, factor = units(w), None, 1.0

@@ -27,8 +27,12 @@ except ModuleNotFoundError:
 
 Rates = npt.NDArray[np.float64]
 
-# No factor makes up for the last steps of an optimizer, whose rate falls to 0.
-LARGEST_FACTOR = 10.0
+# The moving average of rates reaches back some ten steps; the paper's a hundred, of a hundred
+# thousand.
+MOMENTUM = 0.9
+# A factor changes by a tenth in a step, and does not make up for the last steps of an optimizer,
+# whose rate falls to 0.
+GAIN, LARGEST_FACTOR = 0.1, 10.0
 
 
 def changed_share(earlier: Any, now: Any) -> Any:
@@ -47,19 +51,19 @@ def target_rates(first_rate: float, bits: Sequence[int], done: float) -> Rates:
     return first_rate * cosine * np.sqrt(np.asarray(bits, np.float64))
 
 
-def running_rates(running: Rates, shares: Rates, momentum: float) -> Rates:
+def running_rates(running: Rates, shares: Rates) -> Rates:
     """The moving average of the shares k that have changed: K <- m K + (1 - m) k."""
-    return momentum * running + (1.0 - momentum) * shares
+    return MOMENTUM * running + (1.0 - MOMENTUM) * shares
 
 
-def adapted_factors(factors: Rates, targets: Rates, running: Rates, gain: float) -> Rates:
+def adapted_factors(factors: Rates, targets: Rates, running: Rates) -> Rates:
     """The factors on the next step: U <- U exp(g max(1 - K / R, -1)), up to `LARGEST_FACTOR`.
 
     The paper's U + η (R - K) grows too slowly for a short training, as R and K are hundredths.
     Where the target is 0, so is the factor.
     """
     ratios = running / np.where(targets > 0.0, targets, 1.0)
-    grown = factors * np.exp(gain * np.maximum(1.0 - ratios, -1.0))
+    grown = factors * np.exp(GAIN * np.maximum(1.0 - ratios, -1.0))
     return np.where(targets > 0.0, np.minimum(grown, LARGEST_FACTOR), 0.0)
 
 
@@ -83,8 +87,6 @@ class TransitionRate(Callback):
     Args:
         total_steps: the steps of the whole training, as the optimizer counts them.
         first_rate: the target at the beginning, times sqrt(bits); it falls to 0 on half a cosine.
-        momentum: m of the moving average of rates.
-        gain: g of the factors: how fast they follow.
         most_bits: kernels whose codes have more bits are left alone.
         model: what holds the kernels, if the model that is fitted only calls it.
 
@@ -101,46 +103,38 @@ class TransitionRate(Callback):
         total_steps: int,
         *,
         first_rate: float = 0.02,
-        momentum: float = 0.9,
-        gain: float = 0.1,
         most_bits: int = 4,
         model: Any = None,
     ) -> None:
         super().__init__()
-        problems = [
-            f"{name}={value!r}: expected {expected}."
-            for name, value, is_right, expected in (
-                ("total_steps", total_steps, total_steps >= 1, "1 step or more"),
-                ("first_rate", first_rate, 0 <= first_rate <= 1, "a share from 0 to 1"),
-                ("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1"),
-                ("gain", gain, gain > 0, "a positive number"),
+        if total_steps < 1 or not 0 <= first_rate <= 1:
+            raise ValueError(
+                f"TransitionRate: received total_steps={total_steps} and first_rate={first_rate}, "
+                "expected 1 step or more, and a share from 0 to 1."
             )
-            if not is_right
-        ]
-        if problems:
-            raise ValueError("TransitionRate: " + " ".join(problems))
-        self.total_steps, self.first_rate = total_steps, first_rate
-        self.momentum, self.gain, self.most_bits = momentum, gain, most_bits
+        self.total_steps, self.first_rate, self.most_bits = total_steps, first_rate, most_bits
         # The number of steps that are done, and K and U of the kernels; empty before the first.
         self.state: dict[str, Any] = {}
         self._holder, self._layers, self._is_known = model, list[Any](), False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Finds the kernels."""
-        holder = self._holder or self.model
-        self._layers = [
+        self._is_known, holder = False, self._holder or self.model
+        layers = [
             layer
             for layer in holder._flatten_layers()
             if isinstance(layer, QuantizingLayer) and layer.trainable
             if getattr(layer.weight_quantizer, "num_bits", None) in range(1, self.most_bits + 1)
         ]
-        if not self._layers:
+        if not layers:
             raise ValueError(
                 f"TransitionRate: received {holder.name!r}, where no trainable kernel has codes of "
                 f"{self.most_bits} bits or fewer, expected one that has; quantize it first, by "
                 "sat_tf.quantize_model, or raise most_bits."
             )
-        self._look, self._move = self._looked, self._moved
+        if layers == self._layers:  # its functions are traced already
+            return
+        self._layers, self._look, self._move = layers, self._looked, self._moved
         tensorflow = sys.modules.get("tensorflow")
         if tensorflow is not None and tensorflow.is_tensor(_kernel(self._layers[0])):
             # One by one, its operations would take as long as a step.
@@ -148,16 +142,17 @@ class TransitionRate(Callback):
                 tensorflow.function(functools.partial(function), autograph=False)
                 for function in (self._look, self._move)
             )
-        self._is_known = False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Remembers the weights before the step."""
-        step, seen = int(self.model.optimizer.iterations.numpy()), self.state.get("step", 0)
-        if not self._is_known and step != seen:
+        here = int(self.model.optimizer.iterations.numpy()), len(self._layers)
+        seen = self.state.get("step", 0), len(self.state.get("rates", self._layers))
+        if not self._is_known and here != seen:
             raise ValueError(
-                f"TransitionRate: received the state of step {seen}, expected that of step {step}, "
-                "from which the training goes on; set `state` to that of the callback before, or "
-                "compile the model again to begin anew."
+                "TransitionRate: received the state of step {} with {} kernels, ".format(*seen)
+                + "expected that of step {} with {} kernels, ".format(*here)
+                + "where the training goes on; set `state` to that of the callback before, or "
+                "compile the model again, with a new callback."
             )
         self._is_known, self._first_batch, self._before = True, batch, self._look()
 
@@ -177,8 +172,8 @@ class TransitionRate(Callback):
         rates = np.array(self.state.get("rates", targets))
         factors = np.array(self.state.get("factors", np.ones_like(targets)))
         shares = self._move(*self._before, factors.astype(np.float32))
-        rates = running_rates(rates, np.array([float(k) for k in shares]), self.momentum)
-        factors = adapted_factors(factors, targets, rates, self.gain)
+        rates = running_rates(rates, np.array([float(k) for k in shares]))
+        factors = adapted_factors(factors, targets, rates)
         self.state = {"step": step, "rates": rates.tolist(), "factors": factors.tolist()}
 
     def _looked(self) -> tuple[list[Any], list[Any]]:

@@ -331,8 +331,6 @@ class TransitionRateConfig(Section):
     """How many weights change their code in a step; see `sat_tf.qat.transition_rate`."""
 
     first_rate: Share = 0.02
-    momentum: FromZero = 0.9
-    gain: validation.PositiveNumber = 0.1
     most_bits: validation.Bits = 4
 
 
