@@ -36,12 +36,12 @@ _BY_HAND = (
     *("stages.quantized.base_learning_rate=2.4", "calibration.reconstruction_steps=100"),
     *("recipes.distillation.temperature=8", "recipes.distillation.weight=0.7"),
 )
-_SCHEDULED = "recipes.transition_rate={}"
+_PLAIN = "recipes.transition_rate=null"
 WAYS: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "transition rate": (_SCHEDULED,),
-    "by hand": _BY_HAND,
-    "by hand + transition rate": (*_BY_HAND, _SCHEDULED),
+    "plain": (_PLAIN,),
+    "transition rate": (),
+    "by hand": (_PLAIN, *_BY_HAND),
+    "by hand + transition rate": _BY_HAND,
 }
 _UNTAUGHT = "recipes.distillation=null"
 
