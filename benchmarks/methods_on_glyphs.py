@@ -113,7 +113,8 @@ def _row(name: str, bits: int, seed: int, rate: float, work: pathlib.Path) -> di
     folder = work / "methods" / f"{name.replace(' ', '_')}_{bits}_{seed}_{rate}"
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
-    rates = [f"stages.quantized.base_learning_rate={rate}"]
+    # A schedule of transition rates would hide what a learning rate is worth to a method.
+    rates = [f"stages.quantized.base_learning_rate={rate}", "recipes.transition_rate=null"]
     alone = [] if _TEACHER.value else ["recipes.distillation=null"]
     overrides = [*METHODS[name].overrides, *rates, *alone]
     key = {"method": name, "bits": bits, "seed": seed, "rate": rate}

@@ -122,7 +122,8 @@ _RECTIFIED = "weights, outputs of rectifiers; the rest is float"
 _MOBILE = "everything; streams and what convolutions read of them at 8 bits"
 # Found best for QKeras on half of the held-out images.
 _QKERAS_OPTIONS: Mapping[int, tuple[str, ...]] = {2: ("--ternary",)}
-_NO_TEACHER = "recipes.distillation=null"
+# Without a teacher, a schedule of transition rates costs a point at 4 bits.
+_NO_TEACHER = ("recipes.distillation=null", "recipes.transition_rate=null")
 # As in the configuration of sat-tf.
 _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
 # For batches of 64 images; more follow as long as the highest or the lowest is the best.
@@ -149,7 +150,7 @@ METHODS: dict[str, Method] = {
     "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
     "qkeras-v3": Method(run=_qkeras(_QKERAS_V3), quantizes=_RECTIFIED),
     "qkeras-v3; distilled": Method(run=_qkeras(_QKERAS_V3, **_DISTILLED), quantizes=_RECTIFIED),
-    "sat-tf; not distilled": Method(run=_sat("plain", _NO_TEACHER), quantizes=_MOBILE),
+    "sat-tf; not distilled": Method(run=_sat("plain", *_NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
 }
 

@@ -579,3 +579,21 @@ def expanded_table(indices, tables, shape, axis):
         channel = 0 if axis is None else where[axis]
         kernel[where] = values[channel * length + int(digits[place * bits :][:bits], 2)]
     return kernel
+
+
+# -- transition rates (Lee et al. 2025), with factors that grow as fast as they fall ---------------
+
+
+def transitions(w, changes, units, bits, first_rate, momentum=0.9, gain=0.1, largest=10.0):
+    """Latent weights, running rate and factor after these changes by an optimizer."""
+    w = w.astype(np.float64)
+    codes, rate, factor = units(w), None, 1.0
+    for step, change in enumerate(changes, start=1):
+        target = first_rate * math.sqrt(bits) * (1 + math.cos(math.pi * step / len(changes))) / 2
+        w = w + factor * change
+        before, codes = codes, units(w)
+        changed = np.count_nonzero(before != codes) / w.size
+        rate = momentum * (target if rate is None else rate) + (1 - momentum) * changed
+        exponent = gain * max(1 - rate / target, -1) if target else -math.inf
+        factor = min(factor * math.exp(exponent), largest)
+    return w, rate, factor

@@ -304,6 +304,7 @@ class QuantizationRun:
                     sample=pictures.images,
                     epochs=self.arguments.epochs,
                     learning_rate=self.arguments.learning_rate,
+                    transition_rate=self.arguments.transition_rate,
                     batch_size=batch_size,
                     seed=self.arguments.seed,
                     folder=folder.file(_BACKUPS),

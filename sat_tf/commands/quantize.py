@@ -17,7 +17,7 @@ from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.messages.tables import Marked, marked_text, points
-from sat_tf.messages.validation import Count, PositiveNumber, option
+from sat_tf.messages.validation import Count, PositiveNumber, Share, option
 from sat_tf.output_folder import (
     C_ARRAY,
     C_HEADER,
@@ -86,6 +86,13 @@ def add_arguments(parser: Parser) -> None:
         type=option(PositiveNumber),
         help="where the learning rate of the training starts to fall; default: one of 0.0001 to "
         "0.03, chosen by a short trial",
+    )
+    parser.advanced.add_argument(
+        "--transition_rate",
+        metavar="N",
+        type=option(Share),
+        help="schedule the share of a kernel's weights that change their code in a step, at first "
+        "N times the root of the bits, such as 0.01, in place of the trial",
     )
     parser.add_argument(
         "-v",

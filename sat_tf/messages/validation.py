@@ -38,6 +38,7 @@ SEED_LIMIT = 2**32  # NumPy's generators take seeds of 32 bits.
 Bits = Annotated[int, Field(ge=1, le=8, description="an integer from 1 to 8")]
 Count = Annotated[int, Field(ge=0, description="an integer of 0 or more")]
 Positive = Annotated[int, Field(ge=1, description="a positive integer")]
+Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a positive number")]
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT, description=f"an integer in [0, {SEED_LIMIT})")]
 

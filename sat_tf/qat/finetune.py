@@ -1,9 +1,9 @@
 """Fine-tuning of a quantized model by Keras' own `fit`, with its float model as the teacher.
 
-A short trial chooses the learning rate, which then rises for a tenth of the steps, and falls to 0
-on half a cosine. After each epoch the model is measured as it would be shipped, and the best is
-kept, the start included. An interrupted training goes on from the end of its last epoch, to the
-same model, except for what layers such as Dropout draw.
+A short trial chooses the learning rate, unless transition rates are scheduled. It then rises for a
+tenth of the steps, and falls to 0 on half a cosine. After each epoch the model is measured as it
+would be shipped, and the best is kept, the start included. An interrupted training goes on from the
+end of its last epoch, to the same model, except for what layers such as Dropout draw.
 """
 
 import contextlib
@@ -29,10 +29,13 @@ from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.reconstruction.fit import TEMPERATURE, key_of, logits_of, row_of, soft_divergence
+from sat_tf.qat.transition_rate import TransitionRate
 from sat_tf.qat.wrapper import constant_weights, weight_quantizer
 
 # The rates that are tried go from steps that change nearly nothing to those of a fresh network.
 TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
+# The rate where factors on the steps of kernels make up for what is wrong with it.
+_SCHEDULED_RATE = 0.01
 # The steps of a trial at each of the rates, and the images by which it is judged.
 _TRIED_STEPS, _TRIED_IMAGES = 16, 256
 _WARMUP_SHARE = 0.1
@@ -94,6 +97,7 @@ def finetune(
     sample: np.ndarray,
     epochs: int,
     learning_rate: float | None = None,
+    transition_rate: float | None = None,
     batch_size: int = 32,
     seed: int = 0,
     folder: pathlib.Path | None = None,
@@ -106,7 +110,8 @@ def finetune(
 
     The loss is half the cross-entropy of the labels and half T² KL(p_float || p) of probabilities
     at a temperature of T = 4; without labels it is the latter alone, and the float model's class is
-    the right one. Frozen layers stay frozen. The trial is judged by the `sample` of the training,
+    the right one. Frozen layers stay frozen. A transition rate is the `first_rate` of
+    `TransitionRate`. The trial is judged by the `sample` of the training,
     on which statistics are measured, too; the best epoch is chosen by the held-out images. `finish`
     completes the model for shipping. The backup of the last epoch stays in the folder until it is
     removed; without one, the training begins anew, or fails if a backup `is_expected`.
@@ -123,6 +128,7 @@ def finetune(
     backup = None
     if folder is not None:
         settings = {"epochs": epochs, "rate": learning_rate, "batch_size": batch_size, "seed": seed}
+        settings |= {} if transition_rate is None else {"transition_rate": transition_rate}
         files = images.hashes() if isinstance(images, Pictures) else {}
         arrays = (sample, classes, *(array for array in held_out if array is not None))
         arrays = arrays if files else (*arrays, *images)
@@ -143,6 +149,11 @@ def finetune(
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         [keras.metrics.SparseCategoricalAccuracy("score")],
     )
+    total, scheduled = epochs * batches.steps, list[TransitionRate]()
+    if transition_rate is not None:
+        scheduled = [TransitionRate(total, first_rate=transition_rate, most_bits=8)]
+        trainer.transition_rate = StateInBackups(scheduled[0])
+        learning_rate = learning_rate or _SCHEDULED_RATE
     validation = held_out_batches(*held_out, feed=feed, teacher=trainer.teacher)
     outcome = trainer.outcome
 
@@ -188,19 +199,34 @@ def finetune(
             say(f"learning rate {learning_rate:g}: {outcome.trial}")
         outcome.learning_rate = learning_rate
 
-    total = epochs * batches.steps
     warmup = min(round(_WARMUP_SHARE * total), total - 1)
     # It is in float32, as Keras has learning rates.
     trainer.rates.warmup_target.assign(float(np.float32(outcome.learning_rate)))
     trainer.rates.warmup_steps.assign(warmup)
     trainer.rates.decay_steps.assign(total - warmup)
     measuring = keras.callbacks.LambdaCallback(on_epoch_end=measure)
-    course = [batches, keras.callbacks.TerminateOnNaN(), measuring]
+    course = [*scheduled, batches, keras.callbacks.TerminateOnNaN(), measuring]
     course += [*([] if backup is None else [backup]), *callbacks]
     trainer.fit(batches.dataset, epochs=epochs, callbacks=course, verbose=0)
     quantized.set_weights([weight.numpy() for weight in trainer.best])
     outcome.passed_over = tuple(sorted(batches.passed_over))
     return outcome
+
+
+class StateInBackups(tf.train.experimental.PythonState):
+    """The state of a callback, in the backups of the model that has this as an attribute."""
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def serialize(self) -> str:
+        """Returns the state."""
+        return json.dumps(self._callback.state)
+
+    def deserialize(self, text: str) -> None:
+        """Gives it to the callback of this process."""
+        self._callback.state = json.loads(text)
 
 
 class Backup(keras.callbacks.BackupAndRestore):

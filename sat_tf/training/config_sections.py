@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from sat_tf.arguments import is_number
 from sat_tf.messages import validation
+from sat_tf.messages.validation import Share
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
 
@@ -19,7 +20,6 @@ _LARGEST = 2**32
 
 Mapped = Field(description="a mapping")
 Options = Annotated[dict[str, Any], Field(description="a mapping of options to their values")]
-Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
 FromZero = Annotated[float, Field(ge=0, lt=1, description="a number from 0 to below 1")]
 NotNegative = Annotated[float, Field(ge=0, description="a number of 0 or more")]
 
@@ -327,6 +327,13 @@ class OscillationConfig(Section):
         return self
 
 
+class TransitionRateConfig(Section):
+    """How many weights change their code in a step; see `sat_tf.qat.transition_rate`."""
+
+    first_rate: Share = 0.02
+    most_bits: validation.Bits = 4
+
+
 class WeightAverageConfig(Section):
     """A moving average of the weights; see `sat_tf.training.recipes`."""
 
@@ -350,6 +357,7 @@ class RecipesConfig(Section):
     distillation: DistillationConfig | None = _OFF
     progressive_bits: ProgressiveBitsConfig | None = _OFF
     oscillation: OscillationConfig | None = _OFF
+    transition_rate: TransitionRateConfig | None = _OFF
     weight_average: WeightAverageConfig | None = _OFF
     label_smoothing: LabelSmoothingConfig | None = _OFF
 
@@ -380,4 +388,11 @@ class RecipesConfig(Section):
                     "expected a start there or later; raise it, or lower "
                     "progressive_bits.shares."
                 )
+        before = {"oscillation": self.oscillation, "weight_average": self.weight_average}
+        if self.transition_rate and any(before.values()):
+            named = " and ".join(name for name, recipe in before.items() if recipe)
+            validation.refuse(
+                f"transition_rate with {named}: received recipes that look at weights before "
+                "transition_rate has moved them, expected it alone; set the others to null."
+            )
         return self

@@ -14,7 +14,9 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.messages.tables import write_table
+from sat_tf.qat.finetune import StateInBackups
 from sat_tf.qat.reconstruction.fit import soft_divergence
+from sat_tf.qat.transition_rate import TransitionRate
 from sat_tf.qat.wrapper import QuantizedLayer, quantized_layers, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config import Config
@@ -381,6 +383,11 @@ def stage_recipes(
         oscillation = Oscillation(model, total_steps=total_steps, **settings)
         active_recipes.after_step.append(oscillation)
         active_recipes.callbacks.append(OscillationLog(oscillation, folder if writes else None))
+    if is_quantized and recipes.transition_rate is not None:
+        settings = recipes.transition_rate.model_dump()
+        transition_rate = TransitionRate(total_steps, model=model, **settings)
+        model.transition_rate = StateInBackups(transition_rate)
+        active_recipes.callbacks.append(transition_rate)
     if recipes.weight_average is not None and stage in recipes.weight_average.stages:
         # The average comes after the others, so that it includes their changes of the weights.
         average = WeightAverage(model, decay=recipes.weight_average.decay)

@@ -106,6 +106,17 @@ def test_callbacks_of_keras_save_stop_and_resume(found):
     assert rest == pytest.approx(alone[2:], rel=1e-4)
 
 
+def test_transition_rates_are_those_of_tensorflow_and_factors_of_zero_hold_kernels(found, results):
+    expected = json.loads((results("tensorflow") / "usages.json").read_text())["transition_rate"]
+    state, rates, held = found["transition_rate"]
+    assert state["step"] == 4
+    # A code or two are ties that differ.
+    np.testing.assert_allclose(state["rates"], expected[0]["rates"], atol=0.005)
+    np.testing.assert_allclose(state["factors"], expected[0]["factors"], rtol=0.1)
+    assert rates == [0.0] * len(rates)
+    assert held >= len(rates)
+
+
 def test_two_devices_learn_what_one_does(found):
     if found["two_devices"] is None:
         pytest.skip("keras.distribution is for JAX")

@@ -23,7 +23,7 @@ import json
 import keras
 import numpy as np
 
-import sat_tf  # noqa: F401  # registers the layers
+import sat_tf
 
 BACKEND = keras.backend.backend()
 # Batches are large, so that one value that is a tie on one backend weighs little.
@@ -197,6 +197,21 @@ class Usages:
         with contextlib.suppress(KeyboardInterrupt):
             self.fit(epochs=3, callbacks=[saving(), Stops()])
         return [alone, self.fit(epochs=3, callbacks=[saving()])]
+
+    def transition_rate(self):
+        """The state after an epoch; and with factors of 0 the rates, and how many kernels stay."""
+        callback, model = sat_tf.callbacks.TransitionRate(8, first_rate=0.05), self.model()
+        self.fit(model=model, callbacks=[callback])
+        still = sat_tf.callbacks.TransitionRate(4, first_rate=0.0)
+        kernels, model = len(callback.state["factors"]), self.model()
+        still.state = {"step": 0, "rates": [0.0] * kernels, "factors": [0.0] * kernels}
+        before = [keras.ops.convert_to_numpy(weight) for weight in model.trainable_weights]
+        self.fit(model=model, callbacks=[still])
+        moved = [
+            float(np.max(np.abs(keras.ops.convert_to_numpy(weight) - start)))
+            for weight, start in zip(model.trainable_weights, before, strict=True)
+        ]
+        return [callback.state, still.state["rates"], moved.count(0.0)]
 
     def own_step(self):
         """A training step of the user is called, and moves the clipping levels."""

@@ -11,6 +11,7 @@ import sat_tf
 from sat_tf.qat.finetune import TRIED_RATES, finetune
 from sat_tf.qat.images import cut
 from sat_tf.qat.reconstruction.fit import row_of
+from sat_tf.qat.transition_rate import TransitionRate
 from tests.training.small import small_float_model, small_images
 
 IMAGES = small_images(train=64, test=33)
@@ -71,10 +72,29 @@ def test_the_model_is_that_of_the_epoch_with_the_highest_score():
 
 
 @pytest.mark.thorough
-def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(tmp_path):
+def test_a_schedule_of_transition_rates_needs_no_trial(monkeypatch):
+    made, said = [], []
+
+    def schedule(*arguments, **options):
+        made.append(TransitionRate(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("sat_tf.qat.finetune.TransitionRate", schedule)
+    tuned = _tuned(_calibrated(), learning_rate=None, transition_rate=0.02, say=said.append)
+    assert tuned.tried == {}
+    assert not any("trying" in words for words in said)
+    assert made[0].state["step"] == made[0].total_steps == 4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("transition_rate", [None, 0.02])
+def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(
+    tmp_path, transition_rate
+):
     whole, parted, again = _calibrated(), _calibrated(), _calibrated()
-    expected = _tuned(whole, epochs=3, learning_rate=None)
-    options = {"epochs": 3, "learning_rate": None, "folder": tmp_path}
+    options = {"epochs": 3, "learning_rate": None, "transition_rate": transition_rate}
+    expected = _tuned(whole, **options)
+    options["folder"] = tmp_path
     steps = itertools.count()
 
     def interrupt(batch, logs):

@@ -14,6 +14,7 @@ from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.files import check_writable, read_text, refusals_explained, write_text
 from sat_tf.messages import kind_of, reason_of
 from sat_tf.messages.tables import write_table
+from sat_tf.qat.transition_rate import changed_share
 from sat_tf.qat.walk import as_graph
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.audited_model import Audit, Verdict, share_of
@@ -78,10 +79,7 @@ def _changed_shares(
     earlier: dict[str, tf.Tensor], now: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """The shares of weights whose code has changed, by layer; none without earlier codes."""
-    return {
-        name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
-        for name, codes in earlier.items()
-    }
+    return {name: changed_share(codes, now[name]) for name, codes in earlier.items()}
 
 
 _log = logging.getLogger(__name__)

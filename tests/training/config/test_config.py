@@ -133,6 +133,12 @@ def test_true_is_a_recipe_with_its_defaults_and_it_is_off_where_nothing_is_said(
     assert getattr(off.recipes, name) is None
 
 
+@pytest.mark.parametrize("name", ["oscillation", "weight_average"])
+def test_a_transition_rate_is_refused_beside_recipes_that_look_at_weights_before_it(name):
+    with pytest.raises(RunError, match=f"transition_rate with {name}: .* the others to null"):
+        parse_config(SMALLEST, ["recipes.transition_rate={}", f"recipes.{name}={{}}"])
+
+
 CONFIGS = sorted(SHIPPED.glob("*/*.yaml"))
 
 

@@ -124,6 +124,20 @@ def test_a_stage_with_every_recipe_lists_oscillations_and_goes_on_bit_for_bit(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("replicas", [1, 2], indirect=True)
+def test_a_stage_with_a_transition_rate_goes_on_bit_for_bit(tmp_path, monkeypatch, replicas):
+    setting = "recipes.transition_rate={first_rate: 0.05}"
+    weights = trained(make_run(tmp_path / "whole", setting, strategy=replicas)).get_weights()
+    with monkeypatch.context() as patch:
+        stop_behind(patch, 11)  # in the fourth epoch
+        with pytest.raises(KeyboardInterrupt, match="epoch 3 of the quantized stage is saved"):
+            trained(make_run(tmp_path / "parts", setting, strategy=replicas))
+    run = make_run(tmp_path / "parts", setting, strategy=replicas)
+    run.rows[:] = EpochMetrics.read(run.folder)
+    np.testing.assert_equal(weights, trained(run).get_weights())
+
+
+@pytest.mark.thorough
 def test_a_stage_that_is_stopped_in_its_first_epoch_begins_again(tmp_path, monkeypatch):
     stop_behind(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt, match="no epoch of the quantized stage was finished"):
