@@ -225,7 +225,7 @@ def _leads(logits: np.ndarray) -> np.ndarray:
 # -- what statistics tell --------------------------------------------------------------------------
 
 # The most and the fewest images to look at, and the bytes of a tensor above which there are fewer.
-_MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 32, 16, 2**27
+_MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
 # The images that are computed at once, which stay in the caches of a processor.
 _AT_ONCE = 8
 # How far off statistics are is the mean over channels of `Statistics.deviation`, each up to 3, so
