@@ -153,7 +153,7 @@ def _skewed(
     scale, below = scale_and_zero(high, n.exact_divisor(levels, alpha), low, 0.0, n.floor)
     is_symmetric = skew == 0.0
 
-    value = n.either(
+    value = n.cond(
         is_symmetric,
         lambda: round_to_level(n, x, alpha, num_bits=num_bits, grid="narrow")[0],
         lambda: _codes_and_units(n, x, scale, below, levels)[0] * scale,
@@ -199,7 +199,7 @@ def _of_skewed(
         between = (total - high * at_top - low * at_bottom) / (high - low)
         return alpha * n.where(skew > 0.0, at_bottom - between, at_top + between)
 
-    dskew = n.either(skew == 0.0, lambda: n.tensor(0.0), of_other_end)
+    dskew = n.cond(skew == 0.0, lambda: n.tensor(0.0), of_other_end)
     return dx, total / alpha, dskew
 
 

@@ -152,7 +152,6 @@ NAMESPACE = SimpleNamespace(
     clipped_gradients=_clipped_gradients,
     constant=ops.convert_to_tensor,
     count_samples_and_features=_count_samples_and_features,
-    either=ops.cond,
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     exact_divisor=lambda number, like: number + 0.0 * like,
     fake_quant=lambda *arguments, **settings: None,

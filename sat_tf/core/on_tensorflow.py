@@ -205,7 +205,7 @@ def largest_magnitude(values: tf.Tensor, axes: Sequence[int] | None) -> tuple[tf
     largest = largest_of(values)
     is_nan = tf.math.is_nan(largest)
     holds_nan = is_nan if axes is None else tf.reduce_any(is_nan)
-    without = either(holds_nan, lambda: largest_of(without_nan(values, True)), lambda: largest)
+    without = tf.cond(holds_nan, lambda: largest_of(without_nan(values, True)), lambda: largest)
     return without, holds_nan
 
 
@@ -215,25 +215,7 @@ def without_nan(values: tf.Tensor, holds_nan: Any) -> tf.Tensor:
     def chosen() -> tf.Tensor:
         return tf.where(tf.math.is_nan(values), 0.0, values)
 
-    return chosen() if holds_nan is True else either(holds_nan, chosen, lambda: values)
-
-
-def either(
-    condition: tf.Tensor, if_true: Callable[[], tf.Tensor], if_false: Callable[[], tf.Tensor]
-) -> tf.Tensor:
-    """The result of one of two functions that change nothing, as `tf.cond`; without a gradient.
-
-    `tf.cond` makes two graphs, and those of a network with fifty kernels add a hundred megabytes to
-    a training step. Here the operations of the other function are in this graph, and do not run.
-    """
-    if tf.executing_eagerly() or compiles_with_xla():
-        return tf.cond(condition, if_true, if_false)
-    switch = tf.raw_ops.Switch(data=condition, pred=condition)
-    results = []
-    for side, function in ((switch.output_false, if_false), (switch.output_true, if_true)):
-        with tf.control_dependencies([tf.identity(side)]):
-            results.append(tf.identity(function()))
-    return tf.raw_ops.Merge(inputs=results).output
+    return chosen() if holds_nan is True else tf.cond(holds_nan, chosen, lambda: values)
 
 
 def largest_alone(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
@@ -329,7 +311,7 @@ def clipped_gradients(
         q = tf.where(tf.math.is_nan(value), 0.0, value)
         return tf.reduce_sum(upstream * q - inner_upstream * tf.where(tf.math.is_finite(r), r, 0.0))
 
-    return inner_upstream, either(tf.math.is_finite(total), lambda: total, of_finite)
+    return inner_upstream, tf.cond(tf.math.is_finite(total), lambda: total, of_finite)
 
 
 def keep_inside(
@@ -553,7 +535,6 @@ NAMESPACE = SimpleNamespace(
     concatenate=tf.concat,
     count_samples_and_features=count_samples_and_features,
     divide_no_nan=tf.math.divide_no_nan,
-    either=either,
     # Its graphs divide by a constant as they always have, by a product with the reciprocal.
     exact_divisor=lambda number, like: number,
     fake_quant=fake_quant,
