@@ -145,20 +145,6 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
             return with_gradient(self.layer, inputs)
         return super()._call_layer(inputs, training)
 
-    def _function_of(self, inputs: Any) -> Any:
-        # Keras' `__call__` takes as long as a small layer, and does nothing where neither a type
-        # nor a mask of the input, nor a loss of the output, needs it.
-        layer = self.layer
-        is_needed = (
-            not isinstance(inputs, ops.EagerTensor)
-            or getattr(inputs, "_keras_mask", None) is not None
-            or {inputs.dtype.name, layer.variable_dtype} != {layer.compute_dtype}
-            or not type(layer).__module__.startswith("tf_keras.")
-            or not layer.built
-            or layer.activity_regularizer is not None
-        )
-        return layer if is_needed else layer.call
-
     def _states(
         self, quantize: Callable[[Any], Any], inputs: Any, observes: Any, in_floats: bool = False
     ) -> Any:

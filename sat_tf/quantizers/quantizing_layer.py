@@ -150,7 +150,7 @@ class QuantizingLayer(_Wrapper):
 
     def _call_layer(self, inputs: Any, training: Any) -> Any:
         """Calls the layer inside; functions with codes of 16 bits are those of kernels."""
-        outputs = self._function_of(inputs)(inputs, **training_argument(self.layer.call, training))
+        outputs = self.layer(inputs, **training_argument(self.layer.call, training))
         is_wide = getattr(self.output_quantizer, "num_bits", None) == WIDE_BITS
         if not is_wide or self.output_quantizer.observes_range:
             return outputs
@@ -158,10 +158,6 @@ class QuantizingLayer(_Wrapper):
         name = getattr(activation, "__name__", type(self.layer).__name__.lower())
         tables = wide.sigmoid_table(), *wide.tables()
         return _WIDE[name](inputs, outputs, tables) if name in _WIDE else outputs
-
-    def _function_of(self, inputs: Any) -> Any:
-        """The function that computes the layer inside on some inputs."""
-        return self.layer
 
     def effective_kernel(self, training: Any = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""
