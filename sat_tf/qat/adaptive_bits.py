@@ -89,9 +89,9 @@ class AdaptiveBits(keras.Model):
     """Quantized models of one network at several bit widths, which share kernels and biases.
 
     Its `members`, by their bits, are built from the same float model. Called, and in `predict`, it
-    is the model with the most bits; `at_bits` has each width as a
-    model of its own. A training step runs all of them on the same batch and takes one step of the
-    optimizer with the sum of their gradients:
+    is the model with the most bits; `at_bits` has each width as a model of its own. A training step
+    runs all of them on the same batch and takes one step of the optimizer with the sum of their
+    gradients:
 
         g = Σ_b ∂L(f_b(x; W, θ_b), y) / ∂(W, θ_b),
 

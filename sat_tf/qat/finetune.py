@@ -111,10 +111,10 @@ def finetune(
     The loss is half the cross-entropy of the labels and half T² KL(p_float || p) of probabilities
     at a temperature of T = 4; without labels it is the latter alone, and the float model's class is
     the right one. Frozen layers stay frozen. A transition rate is the `first_rate` of
-    `TransitionRate`. The trial is judged by the `sample` of the training,
-    on which statistics are measured, too; the best epoch is chosen by the held-out images. `finish`
-    completes the model for shipping. The backup of the last epoch stays in the folder until it is
-    removed; without one, the training begins anew, or fails if a backup `is_expected`.
+    `TransitionRate`. The trial is judged by the `sample` of the training, on which statistics are
+    measured, too; the best epoch is chosen by the held-out images. `finish` completes the model for
+    shipping. The backup of the last epoch stays in the folder until it is removed; without one, the
+    training begins anew, or fails if a backup `is_expected`.
     """
     row, reason = row_of(float_model)
     if reason or not quantized.trainable_variables:

@@ -108,8 +108,7 @@ class Linear(Operation):
     def largest_sums(self, source: Codes) -> np.ndarray:
         """Returns the largest magnitude that Σ codes · input code can have, for each channel."""
         widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
-        magnitudes = np.abs(self.kernel.astype(np.int64))
-        return np.asarray(np.sum(magnitudes, axis=self.inner_axes) * widest)
+        return np.asarray(self._magnitudes * widest)
 
     def scale_problem(self, graph: Tensors) -> str | None:
         if WIDE not in self.bits(graph):
@@ -216,15 +215,15 @@ class Linear(Operation):
             of_codes = source.astype(exact), self.kernel.astype(exact)
             sums = windows.products(*of_codes, self.kind, self.window, exact=True) + self.bias
         else:
-            of_kernel = self.kernel, self.kind, self.window, self.bias, self._largest_weights
+            of_kernel = self.kernel, self.kind, self.window, self.bias, self._magnitudes
             sums = windows.sums(source, codes.zero_point, *of_kernel)
         scales = codes.scale, self.scales, output.scale
         products = graph.kernels.on(output.bits).linear(self.work(graph), sums, scales)
         return stored_codes(products, output)
 
     @functools.cached_property
-    def _largest_weights(self) -> int:
-        return windows.largest_weights(self.kernel, self.kind)
+    def _magnitudes(self) -> np.ndarray:
+        return windows.magnitudes(self.kernel, self.kind)
 
     def work(self, graph: Tensors) -> LinearWork:
         """Returns the facts by which kernels choose their rounding."""

@@ -275,8 +275,8 @@ class Lstm(Operation):
         reaches = []
         for matrix, grid, bias in ((0, source, np.abs(self.bias)), (1, self.state, 0)):
             widest = max(127 - grid.zero_point, grid.zero_point + 128)
-            magnitudes = np.abs(self.kernels[matrix].astype(np.int64))
-            sums = np.sum(magnitudes, axis=1) * float(widest) + bias
+            sizes = windows.magnitudes(self.kernels[matrix], LinearKind.FULLY_CONNECTED)
+            sums = sizes * float(widest) + bias
             # Units of more than one are shifted to the left.
             reaches.append(sums * np.maximum(2 * _multipliers(self.scales[matrix], grid), 1))
         if not np.all(np.concatenate(reaches) < _LARGEST_SUM):

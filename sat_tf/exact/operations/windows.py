@@ -138,17 +138,17 @@ def sums(
     kind: LinearKind,
     window: Window,
     bias: np.ndarray | int = 0,
-    largest: int | None = None,
+    sizes: np.ndarray | None = None,
 ) -> np.ndarray:
     """Computes Σ code · (stored - zero_point) + bias of a linear layer; exact.
 
-    `largest` is the `largest_weights` of the kernel, for a caller that knows it.
+    `sizes` are the `magnitudes` of the kernel, for a caller that knows them.
     """
     is_depthwise = kind is LinearKind.DEPTHWISE
     codes, bias = stored - np.int32(zero_point), np.asarray(bias)
     widest = max(int(np.max(codes, initial=0)), -int(np.min(codes, initial=0)))
-    reach: float = widest * (largest_weights(kernel, kind) if largest is None else largest)
-    reach += float(np.max(np.abs(bias), initial=0))
+    sizes = magnitudes(kernel, kind) if sizes is None else sizes
+    reach = widest * int(np.max(sizes, initial=0)) + float(np.max(np.abs(bias), initial=0))
     types = (np.int32, np.int64) if is_depthwise else (np.float32, np.float64)
     exact = types[int(reach >= (2**31 if is_depthwise else EXACT_FLOAT32))]
     of_codes = codes.astype(exact, copy=False), kernel.astype(exact)
@@ -159,11 +159,11 @@ def sums(
     return totals
 
 
-def largest_weights(kernel: np.ndarray, kind: LinearKind) -> int:
-    """Returns the largest Σ |code| of the output channels."""
+def magnitudes(kernel: np.ndarray, kind: LinearKind) -> np.ndarray:
+    """Returns Σ |code| of each output channel."""
     channel = kernel.ndim - 1 if kind is LinearKind.DEPTHWISE else 0
     axes = tuple(axis for axis in range(kernel.ndim) if axis != channel)
-    return int(np.max(np.sum(np.abs(kernel.astype(np.int64)), axis=axes), initial=0))
+    return np.asarray(np.sum(np.abs(kernel.astype(np.int64)), axis=axes))
 
 
 def products(
