@@ -6,23 +6,26 @@ quantizes. sat-tf has one configuration, the same for all bits but the bits. The
 has settings of its own for each number of bits (`_QKERAS_BEST`), scales for each channel of a
 depthwise kernel, ranges measured in each rectifier, and the same two aids as sat-tf: normalization
 statistics measured again at the end, and, where it says distilled, the float model as a teacher,
-whose forward passes are the only thing that comes on top of the budget.
+whose forward passes are the only thing that comes on top of the budget. litert-quantizer trains
+nothing.
 
     python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python \
         --qkeras_v3_python=~/qkeras_v3/bin/python
 
 With --search, methods of `_BEST_RATES` run with the first seed at each of `_RATES`, as those of
-`methods_on_glyphs.py` are searched. Rows are written to --search_output; the table says what was
-best on half of the held-out images.
+`methods_on_glyphs.py` are searched, and QKeras with each teacher. Rows are written to
+--search_output; the table says what was best on half of the held-out images.
 
     python benchmarks/peers.py --search --methods="TFMOT clusters; distilled"
 
 QKeras and its version for Keras 3, qkeras-v3, run in environments of their own, which
-`peer_qkeras.py` says how to make; without these flags their rows are left out. Rows that are in the
-CSV already are not run again.
+`peer_qkeras.py` says how to make; without these flags their rows are left out, as are those of
+litert-quantizer where it is not installed (`pip install litert-quantizer==0.11.0`). Rows that are
+in the CSV already are not run again.
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -30,6 +33,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import peer_litert_quantizer
 import peer_sat
 import peer_start
 import peer_task
@@ -91,18 +95,27 @@ def _tfmot(
     return run
 
 
-def _qkeras(python: flags.FlagHolder[str | None] = _QKERAS, **recipe: Any) -> Callable[..., Result]:
+def _qkeras(python: flags.FlagHolder[str | None] = _QKERAS) -> Callable[..., Result]:
     def run(case: Case, **searched: Any) -> Result:
         options = _QKERAS_OPTIONS.get(case.bits, ())
         command = [python.value, str(pathlib.Path(__file__).with_name("peer_qkeras.py"))]
         command += [f"--data={case.data}", f"--start={case.start}", f"--bits={case.bits}"]
         command += [f"--seed={case.seed}", *options]
-        settings = {"steps": _STEPS, "statistics": True, **recipe, **searched}
+        settings = {"steps": _STEPS, "statistics": True, **searched}
         command += ["--recipe", json.dumps(settings)]
         legacy = "1" if python is _QKERAS else "0"
         environment = {**os.environ, "TF_USE_LEGACY_KERAS": legacy, "PYTHONPATH": ""}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def _litert_quantizer(computes: str) -> Callable[[Case], Result]:
+    def run(case: Case) -> Result:
+        train, test = peer_task.read(str(case.data))
+        model = keras.models.load_model(case.start, compile=False)
+        return peer_litert_quantizer.run(model, train, test, seed=case.seed, computes=computes)
 
     return run
 
@@ -120,21 +133,26 @@ def _sat(name: str, *overrides: str) -> Callable[[Case], Result]:
 
 _RECTIFIED = "weights, outputs of rectifiers; the rest is float"
 _MOBILE = "everything; streams and what convolutions read of them at 8 bits"
+_EIGHT_BITS = "no steps; weights, depthwise ones at 8 bits; activations at 8 bits"
 # Found best for QKeras on half of the held-out images.
 _QKERAS_OPTIONS: Mapping[int, tuple[str, ...]] = {2: ("--ternary",)}
 # Without a teacher, a schedule of transition rates costs a point at 4 bits.
 _NO_TEACHER = ("recipes.distillation=null", "recipes.transition_rate=null")
-# As in the configuration of sat-tf.
-_DISTILLED = {"distillation": 0.5, "temperature": 4.0}
+# Teachers: the weight that each has at its temperature.
+_DISTILLED: Mapping[float, float] = {4.0: 0.5, 8.0: 0.7}
 # For batches of 64 images; more follow as long as the highest or the lowest is the best.
 _RATES = (0.1, 0.2, 0.4)
 # What --search found for each number of bits. QKeras for Keras 3 has the settings of QKeras.
 _BEST_RATES: Mapping[str, Mapping[int, float]] = {
     "TFMOT clusters; distilled": {4: 0.4, 3: 0.2, 2: 0.2},
     "QKeras": {4: 0.05, 3: 0.1, 2: 0.2},
-    "QKeras; distilled": {4: 0.1, 3: 0.2, 2: 0.4},
+    "QKeras; distilled": {4: 0.1, 3: 0.4, 2: 0.4},
     "qkeras-v3": {4: 0.05, 3: 0.1, 2: 0.2},
-    "qkeras-v3; distilled": {4: 0.1, 3: 0.2, 2: 0.4},
+    "qkeras-v3; distilled": {4: 0.1, 3: 0.4, 2: 0.4},
+}
+_BEST_TEMPERATURES: Mapping[str, Mapping[int, float]] = {
+    "QKeras; distilled": {4: 4.0, 3: 8.0, 2: 4.0},
+    "qkeras-v3; distilled": {4: 4.0, 3: 8.0, 2: 4.0},
 }
 METHODS: dict[str, Method] = {
     "float": Method(run=peer_start.trained, bits=(32,), quantizes="nothing; 1000 steps"),
@@ -143,13 +161,20 @@ METHODS: dict[str, Method] = {
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "TFMOT clusters; distilled": Method(
-        run=_tfmot(peer_tfmot.clusters, statistics=True, **_DISTILLED),
+        # The teacher of the rows of `methods_on_glyphs.csv`, which it stands beside.
+        run=_tfmot(peer_tfmot.clusters, statistics=True, distillation=0.5, temperature=4.0),
         quantizes="weights of convolutions and dense layers, but of depthwise ones",
     ),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
-    "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
+    "QKeras; distilled": Method(run=_qkeras(), quantizes=_RECTIFIED),
     "qkeras-v3": Method(run=_qkeras(_QKERAS_V3), quantizes=_RECTIFIED),
-    "qkeras-v3; distilled": Method(run=_qkeras(_QKERAS_V3, **_DISTILLED), quantizes=_RECTIFIED),
+    "qkeras-v3; distilled": Method(run=_qkeras(_QKERAS_V3), quantizes=_RECTIFIED),
+    "litert-quantizer": Method(
+        run=_litert_quantizer("float answers"), bits=(4,), quantizes=f"{_EIGHT_BITS}, everywhere"
+    ),
+    "litert-quantizer; dynamic": Method(
+        run=_litert_quantizer("dynamic"), bits=(4,), quantizes=f"{_EIGHT_BITS}, within layers"
+    ),
     "sat-tf; not distilled": Method(run=_sat("plain", *_NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
 }
@@ -173,37 +198,44 @@ def _run(name: str, case: Case, **searched: Any) -> dict[str, Any]:
     return {"method": name, "bits": case.bits, "seed": case.seed, **numbers}
 
 
+def _settings(rate: float | None, temperature: float | None) -> dict[str, float]:
+    """Settings of `peer_task.Recipe`, without those that a method does not have."""
+    settings = {} if rate is None else {"peak_learning_rate": rate}
+    if temperature is None:
+        return settings
+    return {**settings, "temperature": temperature, "distillation": _DISTILLED[temperature]}
+
+
 def _search(
     names: Iterable[str], work: pathlib.Path, output: pathlib.Path, console: rich.console.Console
 ) -> None:
-    """Runs the learning rates that are missing, writing the CSV after each; prints the best."""
+    """Runs the settings that are missing, writing the CSV after each; prints the best rates."""
     rows = read_csv(output)
     best = []
     for name, case in _cases(names, [int(_SEEDS.value[0])], work):
-        found: dict[float, float] = {}
-        rates = list(_RATES)
-        while rates:
-            rate = rates.pop(0)
-            key = (name, str(case.bits), str(case.seed), str(rate))
-            known = [
-                row
-                for row in rows
-                if tuple(str(row[of]) for of in ("method", "bits", "seed", "rate")) == key
-            ]
-            if not known:
-                known = [{**_run(name, case, peak_learning_rate=rate), "rate": rate}]
-                rows.extend(known)
-                write_csv(rows, output)
-                console.print(str(known[0]))
-            found[rate] = float(known[0]["chosen_on"])
-            chosen = max(found, key=found.__getitem__)
-            if not rates and chosen == max(found):
-                rates = [2 * chosen]
-            elif not rates and chosen == min(found):
-                rates = [chosen / 2]
-        tried = ", ".join(f"{rate}: {top1:.2f}" for rate, top1 in found.items())
-        best.append({"method": name, "bits": case.bits, "tried": tried, "best": chosen})
-    console.print(as_table(best, "top-1 in percent on half of the held-out images"))
+        for temperature in _DISTILLED if name in _BEST_TEMPERATURES else (None,):
+            found: dict[float, float] = {}
+            rates = list(_RATES)
+            while rates:
+                rate = rates.pop(0)
+                tried = {"rate": str(rate), "temperature": str(temperature or "")}
+                key = {"method": name, "bits": str(case.bits), "seed": str(case.seed), **tried}
+                matching = [row for row in rows if key.items() <= row.items()]
+                if not matching:
+                    matching = [{**_run(name, case, **_settings(rate, temperature)), **key}]
+                    rows.extend(matching)
+                    write_csv(rows, output)
+                    console.print(str(matching[0]))
+                found[rate] = float(matching[0]["chosen_on"])
+                chosen = max(found, key=found.__getitem__)
+                if not rates and chosen == max(found):
+                    rates = [2 * chosen]
+                elif not rates and chosen == min(found):
+                    rates = [chosen / 2]
+            top1 = ", ".join(f"{rate}: {top1:.2f}" for rate, top1 in found.items())
+            best.append({**key, "rate": chosen, "tried": top1})
+    columns = ("method", "bits", "temperature", "rate", "tried")
+    console.print(as_table(best, "top-1 in percent on half of the held-out images", columns))
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -238,6 +270,8 @@ def main(argv: list[str]) -> None:
     rows = read_csv(output)
     pythons = {"QKeras": _QKERAS, "qkeras-v3": _QKERAS_V3}
     lacking = tuple(name for name, python in pythons.items() if not python.value)
+    if not importlib.util.find_spec("litert_quantizer"):
+        lacking += ("litert-quantizer",)
     names = _METHODS.value or [name for name in METHODS if not name.startswith(lacking)]
     if _SEARCH.value:
         searched = [name for name in names if name in _BEST_RATES]
@@ -247,9 +281,8 @@ def main(argv: list[str]) -> None:
         key = (name, str(case.bits), str(case.seed))
         if key in {(row["method"], str(row["bits"]), str(row["seed"])) for row in rows}:
             continue
-        best = _BEST_RATES.get(name)
-        settings = {} if best is None else {"peak_learning_rate": best[case.bits]}
-        rows.append(_run(name, case, **settings))
+        best = (table.get(name, {}).get(case.bits) for table in (_BEST_RATES, _BEST_TEMPERATURES))
+        rows.append(_run(name, case, **_settings(*best)))
         write_csv(rows, output)
         console.print(str(rows[-1]))
     console.print(as_table(_summary(rows), "glyphs, 1000 classes: top-1 in percent"))

@@ -99,12 +99,13 @@ def tfmot(case: Case) -> Result:
 def litert_quantizer(case: Case) -> Result:
     """Quantizes by litert-quantizer: the best of its algorithms."""
     import peer_litert_quantizer
+    import tool_files
 
     if POLICIES[case.bits].activation_bits != 8:
         raise ValueError("it has activations of 8 and 16 bits alone")
     start, found = time.process_time(), {}
     for algorithm, content in peer_litert_quantizer.files(case.twin(), case.images):
-        answers = functools.partial(peer_litert_quantizer.answers, content)
+        answers = functools.partial(tool_files.answers, content)
         found[algorithm] = case.measured(answers)
     best = max(found, key=lambda algorithm: found[algorithm]["top1"])
     return {**found[best], "seconds": time.process_time() - start, "note": best}

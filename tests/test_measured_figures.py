@@ -59,7 +59,8 @@ _IN_README = """
 three float models ({{ mean("float", "32") }} %)
 TFMOT at 8 bits has {{ mean("TFMOT 8-bit", "8") }} %
 | TFMOT, experimental n bits, every tensor |{{ means("TFMOT n-bit") }}
-| QKeras, its best settings for each |{{ means("QKeras") }}
+| litert-quantizer 0.11, no training, 8-bit activations (float streams: {{ mean("litert-quantizer; dynamic", "4") }}) | {{ mean("litert-quantizer", "4") }} | | |
+| QKeras, its best settings |{{ means("QKeras") }}
 | QKeras, distilled |{{ means("QKeras; distilled") }}
 | sat-tf, its default policy |{{ means("sat-tf; not distilled") }}
 | **sat-tf, its default policy, distilled** |{{ means("sat-tf", "**") }}
@@ -129,30 +130,39 @@ def test_means_are_of_three_seeds():
         assert {cases.count(case) for case in cases} == {3}, name
 
 
-def _best_rates():
-    """The rates by which `benchmarks/peers.py` runs each method, read without its imports."""
+def _table_of_peers(name):
+    """A table of what `benchmarks/peers.py` runs each method by, read without its imports."""
     source = (_ROOT / "benchmarks" / "peers.py").read_text()
     (table,) = (
         node.value
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_BEST_RATES"
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name
     )
     return ast.literal_eval(table)
 
 
 @pytest.mark.parametrize("method", ["QKeras", "QKeras; distilled", "TFMOT clusters; distilled"])
-def test_other_tools_run_at_the_rates_that_their_search_found(method):
-    rates = _best_rates()
+def test_other_tools_run_by_the_settings_that_their_search_found(method):
+    rates, temperatures = map(_table_of_peers, ("_BEST_RATES", "_BEST_TEMPERATURES"))
+    teachers = {*map(str, _table_of_peers("_DISTILLED"))} if method in temperatures else {""}
     for bits in "432":
         searched = rows("peers_search", method=method, bits=bits)
-        found = {float(row["rate"]): float(row["chosen_on"]) for row in searched}
-        best = max(found, key=found.__getitem__)
-        assert rates[method][int(bits)] == best
-        assert min(found) < best < max(found)
+        assert {row["temperature"] for row in searched} == teachers
+        best = max(searched, key=lambda row: float(row["chosen_on"]))
+        assert rates[method][int(bits)] == float(best["rate"])
+        assert str(temperatures.get(method, {}).get(int(bits), "")) == best["temperature"]
+        for teacher in teachers:
+            found = {
+                float(row["rate"]): float(row["chosen_on"])
+                for row in searched
+                if row["temperature"] == teacher
+            }
+            assert min(found) < max(found, key=found.__getitem__) < max(found)
         run = row_of("peers", method=method, bits=bits, seed="0")["chosen_on"]
-        assert float(run) == found[best]
-    for name in ("QKeras", "QKeras; distilled"):
-        assert rates[name] == rates[name.replace("QKeras", "qkeras-v3")]
+        assert run == best["chosen_on"]
+    for table in (rates, temperatures):
+        of_v3 = {name.replace("qkeras-v3", "QKeras"): best for name, best in table.items()}
+        assert of_v3 == {name: best for name, best in table.items() if "qkeras-v3" not in name}
 
 
 def test_no_choice_of_bits_uses_more_than_the_same_everywhere():
