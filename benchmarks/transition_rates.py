@@ -40,6 +40,7 @@ _PLAIN = "recipes.transition_rate=null"
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (_PLAIN,),
     "transition rate": (),
+    "first rate of 0.005": ("recipes.transition_rate.first_rate=0.005",),
     "by hand": (_PLAIN, *_BY_HAND),
     "by hand + transition rate": _BY_HAND,
 }
