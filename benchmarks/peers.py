@@ -3,11 +3,11 @@
 All start from the same float model: a small MobileNet-V2 on a thousand printed characters, trained
 for 1000 steps of 64 images. All then have 400 steps of 64 images. `METHODS` says what each of them
 quantizes. sat-tf has one configuration, the same for all bits but the bits. The best peer, QKeras,
-has settings of its own for each number of bits (`_QKERAS_BEST`), scales for each channel of a
+has settings of its own for each number of bits (`_QKERAS_OPTIONS`), scales for each channel of a
 depthwise kernel, ranges measured in each rectifier, and the same two aids as sat-tf: normalization
 statistics measured again at the end, and, where it says distilled, the float model as a teacher,
-whose forward passes are the only thing that comes on top of the budget. litert-quantizer trains
-nothing.
+whose forward passes are all that comes on top of the budget. litert-quantizer trains nothing, and
+"sat-tf; reconstructed" has the steps of a reconstruction before the others.
 
     python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python \
         --qkeras_v3_python=~/qkeras_v3/bin/python
@@ -177,6 +177,9 @@ METHODS: dict[str, Method] = {
     ),
     "sat-tf; not distilled": Method(run=_sat("plain", *_NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
+    "sat-tf; reconstructed": Method(
+        run=_sat("reconstructed", "calibration.reconstruction_steps=100"), quantizes=_MOBILE
+    ),
 }
 
 

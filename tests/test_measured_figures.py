@@ -67,7 +67,7 @@ TFMOT at 8 bits has {{ mean("TFMOT 8-bit", "8") }} %
 {% set methods = rows("methods_on_glyphs") %}
 | sat-tf, `weight_quantizer="l1"`, distilled, its best rates |
 {%- for bits in (4, 3, 2) %} {{ at_best_rate(methods, "L1 weights + CG-PACT", bits)|numbers("top1")|mean|decimals(1) }} |{% endfor +%}
-| sat-tf, its default policy, distilled from a reconstruction, its best rates | | | {{ rows("glyphs_w2a2", start="reconstructed")|numbers("top1")|mean|decimals(1) }} |
+| sat-tf, the same from a reconstruction (more steps) |{{ means("sat-tf; reconstructed") }}
 {% for ours in rows("latency", file="sat-tf w4a4", kernels="XNNPACK", threads="1") if ours["times TFMOT"] %}
 {% set of_float = row("latency", model=ours.model, file="float", kernels="XNNPACK", threads="1") %}
 | {{ models[ours.model] }} | {{ ours["gzip, times TFMOT"]|decimals(2) }} | {{ ours|ratio("times TFMOT") }} | {{ of_float["times TFMOT"]|decimals(1) }} |
