@@ -37,6 +37,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import weight_quantizer
 from sat_tf.quantizers import l1
 from sat_tf.quantizers.protocol import WeightQuantizer
+from sat_tf.training.config_sections import OscillationConfig
 from sat_tf.training.loop import stage
 from sat_tf.training.recipes import OscillationCount, StageRecipes, stage_recipes
 from sat_tf.training.run_folder import RunFolder
@@ -51,8 +52,8 @@ WAYS: dict[str, tuple[str, float]] = {
     "dampening, 0.1": (_COUNTED, 0.1),
     "dampening, 1": (_COUNTED, 1.0),
 }
-# Freezing acts up to as many bits by default.
-_MOST_BITS = 4
+# Dampening acts up to as many bits as freezing.
+_MOST_BITS = OscillationConfig().most_bits
 
 _BITS = flags.DEFINE_list("bits", ["4", "3", "2"], "of weights and activations")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of float models and of the order of images")

@@ -111,16 +111,21 @@ def _trained(
     }
 
 
+def data_of(photos: pathlib.Path) -> dict[str, Any]:
+    """The data set of a run: pictures in a folder, in crops of their own."""
+    crops = {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
+    options = {"data_dir": str(photos), "image_size": pretrained_tasks.SIDE, **crops}
+    return {"name": "folder", "options": options}
+
+
 def _config(file: pathlib.Path, photos: pathlib.Path, bits: int, seed: int) -> dict[str, Any]:
     """The training of `sat-tf quantize --epochs` from calibration, as a configuration of a run."""
     epochs = int(_EPOCHS.value)
-    crops = {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
-    options = {"data_dir": str(photos), "image_size": pretrained_tasks.SIDE, **crops}
     rates = {"warmup_learning_rate": 0.0, "base_learning_rate": _RATE.value}
     return {
         "name": "recipes",
         "seed": seed,
-        "data": {"name": "folder", "options": options},
+        "data": data_of(photos),
         "policy": BitPolicy.mobile(bits, input_range=(0, 255)).to_dict(),
         "stages": {
             "float": {"batch_size": 32, **rates},

@@ -221,11 +221,16 @@ def reconstruct(case: Case) -> Result:
     model = case.float_model()
     quantized = calibrated(case, model)
     start = time.process_time()
-    settings = {"num_images": len(case.images), "seed": case.seed, "progress": False}
-    sat_tf.reconstruct(quantized, model, case.images, **settings)
+    fit(case, model, quantized)
     seconds = time.process_time() - start
     result = {**case.measured(quantized.predict_on_batch), "seconds": seconds}
     return result if case.seed else {**result, **codes_of_file(case, quantized)}
+
+
+def fit(case: Case, model: Any, quantized: Any, **settings: Any) -> None:
+    """Reconstructs a calibrated model in place, with settings of `sat_tf.reconstruct`."""
+    settings = {"num_images": len(case.images), "seed": case.seed, "progress": False, **settings}
+    sat_tf.reconstruct(quantized, model, case.images, **settings)
 
 
 def codes_of_file(case: Case, quantized: Any) -> Result:

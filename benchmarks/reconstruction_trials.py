@@ -52,19 +52,14 @@ _FOLDER = flags.DEFINE_string("folder", reconstruction_tasks.FOLDER, "where floa
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/reconstruction_trials.csv", "rows")
 
 
-def _reconstruct(case: Case, model: Any, quantized: Any, steps: int) -> None:
-    settings = {"num_images": len(case.images), "seed": case.seed, "progress": False}
-    sat_tf.reconstruct(quantized, model, case.images, steps=steps, **settings)
-
-
 def _calibrated(case: Case) -> Any:
     return reconstruction_tasks.calibrated(case, case.twin())
 
 
-def _reconstructed(case: Case, steps: int = STEPS) -> Any:
+def _reconstructed(case: Case) -> Any:
     model = case.twin()
     quantized = reconstruction_tasks.calibrated(case, model)
-    _reconstruct(case, model, quantized, steps)
+    reconstruction_tasks.fit(case, model, quantized)
     return quantized
 
 
@@ -89,10 +84,10 @@ def _activations_first(case: Case) -> Any:
     model, rounds = case.twin(), tf.Variable(False, trainable=False)
     with _weights_rounded_by(rounds):
         quantized = reconstruction_tasks.calibrated(case, model)
-        _reconstruct(case, model, quantized, STEPS // 2)
+        reconstruction_tasks.fit(case, model, quantized, steps=STEPS // 2)
     settings = {"num_images": len(case.images), "clipping_levels": False, "progress": False}
     sat_tf.calibrate(quantized, case.images, **settings)
-    _reconstruct(case, model, quantized, STEPS // 2)
+    reconstruction_tasks.fit(case, model, quantized, steps=STEPS // 2)
     return quantized
 
 

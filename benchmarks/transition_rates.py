@@ -14,6 +14,7 @@ Rows that the CSV file has are not made again.
 
 import functools
 import itertools
+import json
 import pathlib
 from typing import Any
 
@@ -24,14 +25,14 @@ import pretrained_tasks
 import rich.console
 import tf_keras as keras
 from absl import app, flags
-from recipes_of_quantize import TASKS
+from recipes_of_quantize import TASKS, data_of
 from rows import as_table, read_csv, with_spread, write_csv
 
 _PEERS = flags.DEFINE_string("peers", "runs/peers", "folder with the models of peers.py")
 _LOSSES = flags.DEFINE_list("losses", ["teacher", "labels"], "what models learn from")
 _TO = flags.DEFINE_string("to", "benchmarks/results/transition_rates.csv", "where to write rows")
 
-# These are the settings of glyphs_w2a2.yaml.
+# These are the settings of glyphs_w2a2.yaml, but for its constant rescaling.
 _BY_HAND = (
     *("stages.quantized.base_learning_rate=2.4", "calibration.reconstruction_steps=100"),
     *("recipes.distillation.temperature=8", "recipes.distillation.weight=0.7"),
@@ -56,11 +57,8 @@ def _start(task: str, seed: int) -> tuple[pathlib.Path, peer_task.Images, tuple[
         return case.start, peer_task.read(str(case.data))[1], ()
     folder = pathlib.Path("runs/recipes", task)
     file = pretrained_tasks.prepare(TASKS[task], folder)
-    data = {"data_dir": str(folder / "photos"), "image_size": pretrained_tasks.SIDE}
-    crops = {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
-    options = ", ".join(f"{key}: {value}" for key, value in {**data, **crops}.items())
     settings = (
-        *("data.name=folder", f"data.options={{{options}}}", "model=null"),
+        *(f"data={json.dumps(data_of(folder / 'photos'))}", "model=null"),
         *("policy.input_range=[0, 255]", "stages.quantized.steps=200"),
         *("stages.float.batch_size=32", "stages.quantized.batch_size=32"),
     )
