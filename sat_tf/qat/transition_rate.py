@@ -145,8 +145,15 @@ class TransitionRate(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Remembers the weights before the step."""
-        if not self._is_known:
-            self._expect_own_state()
+        iterations = self.model.optimizer.iterations
+        seen = self.state.get("step", 0), len(self.state.get("rates", self._layers))
+        if not self._is_known and (here := (int(iterations.numpy()), len(self._layers))) != seen:
+            raise ValueError(
+                f"TransitionRate: received the state of step {seen[0]} with {seen[1]} kernels, "
+                f"expected that of step {here[0]} with {here[1]} kernels, where the training goes "
+                "on; set `state` to that of the callback before, or compile the model again, with "
+                "a new callback."
+            )
         self._is_known, self._first_batch, self._before = True, batch, self._look()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -168,17 +175,6 @@ class TransitionRate(Callback):
         rates = running_rates(rates, np.array([float(k) for k in shares]))
         factors = adapted_factors(factors, targets, rates)
         self.state = {"step": step, "rates": rates.tolist(), "factors": factors.tolist()}
-
-    def _expect_own_state(self) -> None:
-        here = int(self.model.optimizer.iterations.numpy()), len(self._layers)
-        seen = self.state.get("step", 0), len(self.state.get("rates", self._layers))
-        if here != seen:
-            raise ValueError(
-                "TransitionRate: received the state of step {} with {} kernels, ".format(*seen)
-                + "expected that of step {} with {} kernels, ".format(*here)
-                + "where the training goes on; set `state` to that of the callback before, or "
-                "compile the model again, with a new callback."
-            )
 
     def _looked(self) -> tuple[list[Any], list[Any]]:
         """The latent weights, as copies, and their codes."""
